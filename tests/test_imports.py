@@ -44,7 +44,7 @@ LAYERS: dict[str, set[str]] = {
     "suite.launch.schedulers": {"suite", "suite.launch"},  # the job they render
     "suite.compliance": {
         *("suite", "suite.log", "suite.log.energy", "suite.log.origin", "suite.statistics"),
-        *("suite.machine", "suite.data"),  # readers of the files that a package keeps of a run
+        *("suite.machine", "suite.data", "suite.training.parallel"),  # readers of the files that a package keeps
         *("suite.compliance.rules", "suite.compliance.forensics", "suite.cli"),  # the parser of commands
     },
     "suite.compliance.rules": {

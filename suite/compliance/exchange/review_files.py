@@ -27,7 +27,7 @@ from msgspec import Meta, Struct, structs
 from mlhpc.suite.card import ReferencePoints
 from mlhpc.suite.compliance.all_rules import RULES
 from mlhpc.suite.compliance.check import Verdict
-from mlhpc.suite.compliance.rules.base import Finding, Waiver
+from mlhpc.suite.compliance.rules.base import Finding, Waiver, convert_to_fields
 from mlhpc.suite.compliance.ruleset import ExtraReferencePoints
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.documents import YamlSource
@@ -59,7 +59,7 @@ def _parse_own_format(path: Path, data: dict[str, Any]) -> dict[tuple[str, str |
 def _parse_official_format(path: Path, data: Mapping[str, Any]) -> dict[tuple[str, str | None, int], tuple[float, ...]]:
     found: dict[tuple[str, str | None, int], tuple[float, ...]] = {}
     for name, entry in data.items():
-        fields = entry if isinstance(entry, dict) else {}
+        fields = convert_to_fields(entry)
         benchmark, batch, epochs = fields.get("Benchmark"), fields.get("BS"), fields.get("Epochs to converge")
         numbers = [convert_to_float(item) for item in epochs] if isinstance(epochs, list) else []
         positive = [number for number in numbers if number is not None and number > 0.0]

@@ -47,7 +47,7 @@ from mlhpc.suite.compliance.rebuild import (
     select_runs,
 )
 from mlhpc.suite.compliance.result import Result, count_evaluated_samples, count_trained_samples
-from mlhpc.suite.compliance.rules.base import ResultBreaches, Rule, render_log_name, result_rule
+from mlhpc.suite.compliance.rules.base import ResultBreaches, Rule, convert_to_fields, render_log_name, result_rule
 from mlhpc.suite.compliance.ruleset import compute_logs_digest, read_ruleset
 from mlhpc.suite.config import RunConfig
 from mlhpc.suite.data.manifest import Manifest
@@ -293,8 +293,7 @@ def _check_read_files(result: Result, run: RunRecord, folder: KeptFolder) -> Res
         return
     shipped_config = descriptor.folder / "config" / f"{Path(run.size).name}.yaml"
     own = YamlSource.read(shipped_config).data.get("hyperparameters", {}) if shipped_config.is_file() else {}
-    logged = run.config.get("hyperparameters")
-    stated: dict[str, object] = logged if isinstance(logged, dict) else {}
+    stated = convert_to_fields(run.config.get("hyperparameters"))
     for name, value in own.items() if run.loop is None else ():
         if isinstance(value, str) and (descriptor.folder / value).is_file() and stated.get(name) != value:
             yield (
@@ -451,19 +450,25 @@ def _render_difference(difference: Difference, one: str, other: str) -> str:
 
 @result_rule(
     "facts-agree",
-    "the system description and the logs claim the hardware that the facts of the nodes name",
+    "the system description and the logs claim the hardware that the facts of the nodes name, and no library that the "
+    "facts name slows the clock or rounds the numbers",
 )
 def check_facts_agree(result: Result) -> ResultBreaches:
     facts = result.provenance.facts if result.group.package is not None else []
     if not facts:
         return
     first = result.runs[0] if result.runs else RunRecord()
-    claimed = max((run.nodes or 0 for run in result.runs), default=0)
-    if claimed > len(facts):
-        yield (
-            None,
-            f"the logs claim {claimed} nodes, the provenance has the facts of {len(facts)}: the others are missing",
-        )
+    # If the probe of the accelerators failed on a node, its facts say nothing of them.
+    surveyed = not any(_has_failed_probe(node) for node in facts)
+    allowed = [node.limits.cpus_allowed or 0 for node in facts]  # of one rank
+    known = {
+        "nodes": len(facts),
+        "threads": max(node.cpu.threads or 0 for node in facts),
+        "allowed": max(allowed) if all(allowed) else None,
+        "accelerators": min(len(node.accelerators) for node in facts) if surveyed else None,
+    }
+    broken = (find_broken("facts-of-runs", {"run": run, "facts": known}) for run in result.runs)
+    yield from islice(((run.path, text) for run, rows in zip(result.runs, broken, strict=True) for _, text in rows), 1)
     for folder in result.provenance.folders:
         mine = [run for run in result.runs if result.provenance.folder_of(run) is folder]
         # An array, several jobs and runs that were continued may each have had other nodes.
@@ -472,10 +477,6 @@ def check_facts_agree(result: Result) -> ResultBreaches:
         most = max((run.nodes or 0 for run in mine), default=math.inf)
         if whole and len(folder.nodes) > most:
             yield folder.path / "facts", f"has {len(folder.nodes)} nodes; its runs had {most}"
-    # If the probe of the accelerators failed on a node, its facts say nothing of them.
-    surveyed = not any(_has_failed_probe(node) for node in facts)
-    if surveyed:
-        yield from islice(_check_accelerator_counts(result, facts), 1)
     if result.system is not None and not result.system.problem:
         yield from ((result.system.path, text) for text in _check_models(result.system, facts, surveyed=surveyed))
     if any(node.simulated for node in facts):
@@ -483,7 +484,6 @@ def check_facts_agree(result: Result) -> ResultBreaches:
     yield from islice(((None, text) for node in facts for text in _check_node(node, first)), 1)
     for folder in result.provenance.folders:
         yield from islice(_check_environment(folder, max(map(_find_start, result.runs), default=0.0)), 1)
-    yield from islice(_check_cpus(result, facts), 1)
     yield from _check_stated_hardware(result, facts)
 
 
@@ -540,35 +540,14 @@ def _check_node(node: Facts, run: RunRecord) -> Iterator[str]:
         yield f"the facts of node {render_repr(node.node)}: {text}"
 
 
-def _check_cpus(result: Result, facts: Sequence[Facts]) -> ResultBreaches:
-    """Yield the runs that counted more CPUs of a node than its facts have, or than its ranks were allowed."""
-    threads = [node.cpu.threads for node in facts if node.cpu.threads is not None]
-    allowed = max((node.limits.cpus_allowed or math.inf for node in facts), default=math.inf)  # of one rank
-    for run in result.runs:
-        most = min(max(threads, default=math.inf), allowed * (run.ranks or 1))
-        if run.other_work is not None and run.other_work.cpus > most:
-            yield run.path, f"other_work counts {run.other_work.cpus} CPUs, the facts of a node {most:g}"
-
-
 def _check_stated_hardware(result: Result, facts: Sequence[Facts]) -> ResultBreaches:
     """Yield the hardware that the system file states against the probes of the nodes."""
     origin = result.provenance.folders[0].origin if result.provenance.folders else None
     described = origin.description if origin is not None else None
     if described is None:
         return
-    known, framework = describe_system_of(facts[0]), described.framework
-    if framework is not None and known.framework is not None and known.framework not in framework:
-        yield None, f"the system file states framework = {framework!r}, the facts of the nodes {known.framework!r}"
-    yield from ((None, text) for _, text in find_broken("system-file", {"stated": described, "found": known}))
-
-
-def _check_accelerator_counts(result: Result, facts: Sequence[Facts]) -> ResultBreaches:
-    """Yield the runs that claim more accelerators per node than the facts of a node list."""
-    fewest = min(len(node.accelerators) for node in facts)
-    for run in result.runs:
-        if (run.accelerators_per_node or 0) > fewest:
-            claim = f"accelerators_per_node = {run.accelerators_per_node}"
-            yield run.path, f"{claim}, the facts of a node name {fewest}"
+    roots = {"stated": described, "found": describe_system_of(facts[0])}
+    yield from ((None, text) for _, text in find_broken("system-file", roots))
 
 
 def _check_models(system: SystemFile, facts: Sequence[Facts], *, surveyed: bool) -> Iterator[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from mlhpc.suite.card import SizeCard
 from mlhpc.suite.compliance.identities import find_broken
@@ -213,6 +214,16 @@ def make_other_suite_finding(log: Log, rules: Ruleset, suite: str, file: str) ->
         f"a log of {suite} ({render_repr(event.value if event else None)}): it is not judged by {rules.data.title}"
     )
     return Finding("benchmark-known", "error", file, event.line if event else None, message)
+
+
+def convert_to_fields(value: object) -> dict[str, Any]:
+    """Return a mapping of a document. An empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def identity_rule(name: str, asks: str, source: str = OURS) -> LogRule:
+    """Return the rule for logs that asks the identities of its name, and nothing else."""
+    return LogRule(name, asks, source, check=lambda context: context.list_broken(name))
 
 
 def find_epoch_num(event: Event) -> float | None:

@@ -7,9 +7,9 @@ The rules for what a log of this suite must state. Omitting a value must not swi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterator
 from itertools import islice
-from math import prod
 from typing import Any
 
 from msgspec import ValidationError
@@ -18,7 +18,9 @@ from mlhpc.suite.card import SizeCard
 from mlhpc.suite.compliance.rules.base import (
     LogBreaches,
     LogContext,
+    convert_to_fields,
     find_epoch_num,
+    identity_rule,
     list_finished_epochs,
     log_rule,
 )
@@ -65,26 +67,18 @@ def _render_difference(seconds: float, other: float) -> str:
 def check_energy_plausible(context: LogContext) -> LogBreaches:
     for event in context.every(mllog.ENERGY):
         seconds, about = convert_to_float(event.metadata.get("seconds")), event.metadata
-        sources = {str(name).partition("/")[0] for name, _ in _list_entries(event)}
+        sources = {str(name).partition("/")[0] for name, _ in convert_to_fields(event.value).items()}
         gone = sources & {*(about.get("absent") or ())} if context.record.nodes == 1 else set()
         if gone or sources != {*(about.get("scopes") or ())}:
             what = f"has {', '.join(sorted(gone))}, which it calls absent" if gone else "has other counters than scopes"
             yield event.line, f"energy {what}: {render_repr(sorted(sources))}"
             return
-        for name, entry in _list_entries(event):
-            parts = entry if isinstance(entry, dict) else {}
-            joules, counters = convert_to_float(parts.get("joules")), convert_to_float(parts.get("counters"))
-            least = 0.0 if "dram" in str(name) else 1.0  # of a processor package or an accelerator at work
-            # 100 kW is more than any node draws.
-            named = parts.keys() == {"joules", "counters"}
-            most = context.record.compute_units if context.record.accelerators_per_node else 0
-            if str(name).startswith("nvml/") and counters is not None and counters > (most or 0):
-                yield event.line, f"{name} = {render_repr(entry)}: the run has {most} accelerators"
-                return
-            power = joules / (seconds * counters) if named and seconds and counters and joules is not None else -1.0
-            if not least <= power <= 1e5:
-                what = f"{name} = {render_repr(entry)} in {render_duration(seconds) if seconds is not None else None}"
-                yield event.line, f"{what}: expected {least:g} W to 100 kW for each counter"
+        for name, entry in convert_to_fields(event.value).items():
+            of_gpus = str(name).startswith("nvml/")
+            run = {"seconds": seconds, "accelerators": (context.record.compute_units or 0) if of_gpus else math.inf}
+            run["least_w"] = 0.0 if "dram" in str(name) else 1.0  # of a processor package or an accelerator at work
+            for _, text in islice(context.list_broken("energy-plausible", entry=entry, run=run), 1):
+                yield event.line, f"{name}: {text}"
                 return
 
 
@@ -116,23 +110,21 @@ def check_config_agrees(context: LogContext) -> LogBreaches:
 
 def _check_choices(context: LogContext, config: Fields) -> LogBreaches:
     """Yield a choice that was made in another way than run_config asks for, or for another run."""
-    choices = config.get("choices")
-    asked: dict[str, Any] = choices if isinstance(choices, dict) else {}
-    pins = asked.get("pinned")
-    pinned: dict[str, Any] = pins if isinstance(pins, dict) else {}
+    asked = convert_to_fields(config.get("choices"))
+    pinned = convert_to_fields(asked.get("pinned"))
     record = context.record
     stated = {name: value for name, value in config.items() if value != "auto"}
     stated |= {"ranks": record.ranks, "nodes": record.nodes, "parameters": context.logged(mllog.MODEL_PARAMETERS)}
     for event in context.every(mllog.MEASURED_CHOICE):
         source, shape = event.metadata.get("source"), event.metadata.get("shape")
-        name, chosen = (event.value.get(each) if isinstance(event.value, dict) else None for each in ("name", "chosen"))
+        name, chosen = map(convert_to_fields(event.value).get, ("name", "chosen"))
         given = pinned.get(name) if isinstance(name, str) else None
         made = {"measured": asked.get("measure", True), "cache": asked.get("measure", True), "pinned": given == chosen}
         # A pinned choice that is not possible says so in a note.
         ignored = source == "rule" and given is not None and "note" not in event.metadata
         if ignored or not made.get(str(source), source in ("rule", "kept")):
             yield event.line, f"{render_repr(name)} has the source {render_repr(source)}; run_config says otherwise"
-        for key, value in (shape if isinstance(shape, dict) else {}).items():
+        for key, value in convert_to_fields(shape).items():
             if stated.get(key) not in (None, value):
                 what = f"{render_repr(name)} was chosen for {key} = {render_repr(value)}"
                 yield event.line, f"{what}; the run has {render_repr(stated[key])}"
@@ -141,12 +133,14 @@ def _check_choices(context: LogContext, config: Fields) -> LogBreaches:
 def _list_duplicate_settings(config: Fields) -> Iterator[tuple[str, Any, str]]:
     """Yield (name, value, key of the event) for each value of a configuration that an event logs too."""
     for name, prefix in (("submission", "submission_"), ("hyperparameters", "")):
-        part = config.get(name)
-        for inner, value in part.items() if isinstance(part, dict) else ():
+        for inner, value in convert_to_fields(config.get(name)).items():
             yield f"{name}.{inner}", value, f"{prefix}{inner}"
 
 
-@log_rule("metric-agrees", "a value of the metric is the same wherever it is logged")
+@log_rule(
+    "metric-agrees",
+    "a value of the metric is the same wherever it is logged, and fits what else its evaluation measured",
+)
 def check_metric_agrees(context: LogContext) -> LogBreaches:
     benchmark = context.benchmark
     if benchmark is None:
@@ -300,9 +294,10 @@ def check_duration_agrees(context: LogContext) -> LogBreaches:
             return
 
 
-@log_rule("ranks-agree", "there are no fewer ranks than nodes and no more than accelerators")
-def check_ranks_agree(context: LogContext) -> LogBreaches:
-    yield from context.list_broken("ranks-agree")
+check_ranks_agree = identity_rule("ranks-agree", "there are no fewer ranks than nodes and no more than accelerators")
+check_data_expected = identity_rule(
+    "data-expected", "the data are those of the workload's card, where it names them", "the workload's card"
+)
 
 
 @log_rule("data-verified", "the data were compared with their checksums before the run")
@@ -313,11 +308,6 @@ def check_data_verified(context: LogContext) -> LogBreaches:
                 event.line,
                 f"the data were not compared with their checksums: {render_repr(event.metadata.get('reason'))}",
             )
-
-
-@log_rule("data-expected", "the data are those of the workload's card, where it names them", "the workload's card")
-def check_data_expected(context: LogContext) -> LogBreaches:
-    yield from context.list_broken("data-expected")
 
 
 @log_rule(
@@ -354,11 +344,6 @@ def check_other_work(context: LogContext) -> LogBreaches:
         yield event.line, f"{where}{found.text} during the run"
 
 
-def _list_entries(event: Event) -> Iterable[tuple[str, Any]]:
-    """Return the entries of an event whose value is a mapping; none if it is not."""
-    return event.value.items() if isinstance(event.value, dict) else ()
-
-
 def _render_epoch(epoch: float | None) -> str:
     return "without a number" if epoch is None else f"{epoch:g}"
 
@@ -376,7 +361,7 @@ def check_plan_stated(context: LogContext) -> LogBreaches:
     yield from context.list_broken("plan-stated")
     if event is None:  # rule events-whole knows whether there must be one
         return
-    plan = event.value if isinstance(event.value, dict) else {}
+    plan = convert_to_fields(event.value)
     problem = _find_mesh_problem(plan.get("mesh"), context.record.ranks)
     if problem is not None:
         yield event.line, problem
@@ -392,13 +377,13 @@ def check_plan_stated(context: LogContext) -> LogBreaches:
 
 def _find_mesh_problem(mesh: object, ranks: int | None) -> str | None:
     """Return what is wrong with the mesh of a plan. The product of its dimensions must be the number of ranks."""
-    stated = mesh if isinstance(mesh, dict) else {}
+    stated = convert_to_fields(mesh)
     parts = stated.get("spatial")  # a list: one number for each dimension of space
     numbers = [stated.get("data"), *(stated.get(name, 1) for name in AXES)]
     numbers += parts if isinstance(parts, list) else [None]
     if not all(type(number) is int and number > 0 for number in numbers):
         expected = f"expected data, {', '.join(AXES)} and spatial, positive numbers"
         return f"parallel_plan has mesh = {render_repr(mesh)}: {expected}"
-    if ranks is not None and prod(numbers) != ranks:
-        return f"the mesh of parallel_plan has {prod(numbers)} ranks, number_of_ranks is {ranks}"
+    if ranks is not None and math.prod(numbers) != ranks:
+        return f"the mesh of parallel_plan has {math.prod(numbers)} ranks, number_of_ranks is {ranks}"
     return None

@@ -21,6 +21,7 @@ from mlhpc.suite.compliance.rules.base import (
     ResultBreaches,
     Rule,
     cite,
+    convert_to_fields,
     result_rule,
 )
 from mlhpc.suite.files import read_json, render_repr
@@ -389,7 +390,7 @@ def _check_crate(package: Path) -> Iterator[tuple[str, Path, str]]:
 def _read_graph(path: Path) -> list[dict[str, Any]]:
     with suppress(OSError, ValueError):
         document = read_json(path, read_limits().json)
-        found = document.get("@graph") if isinstance(document, dict) else None
+        found = convert_to_fields(document).get("@graph")
         return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
     return []
 

@@ -12,7 +12,14 @@ from itertools import islice, zip_longest
 from typing import Any
 
 from mlhpc.suite.compliance.rebuild import compare_values
-from mlhpc.suite.compliance.rules.base import NAMES, LogBreaches, LogContext, find_epoch_num, log_rule
+from mlhpc.suite.compliance.rules.base import (
+    NAMES,
+    LogBreaches,
+    LogContext,
+    convert_to_fields,
+    find_epoch_num,
+    log_rule,
+)
 from mlhpc.suite.documents import Fields
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log import mllog
@@ -47,7 +54,6 @@ _NUMBERS = (
     *(STARTUP, mllog.WORK_PER_SAMPLE, mllog.BASELINE, FIRST_LOSSES, STEP_PHASES),
     *(TRACKED_STATS, RANK_PHASES, DATA_VERIFIED, mllog.TRAINING_COURSE),
 )
-_DISTRIBUTION = "min median mean max min_rank max_rank values"
 _PLACE = {"file", "lineno"}  # in the code
 # What each setting makes the harness log, and nothing else does.
 _SWITCHED = {
@@ -58,7 +64,6 @@ _SWITCHED = {
 }
 _SAVE_S = 10.0  # of a run without a checkpoint, beside two intervals: it may still be written at the end
 _SAVE_SHARE = 0.8  # of the time that saves need; they are begun at checks of all ranks
-_TRAFFIC = {"loader_bytes": 0.15, "all_reduce_bytes": 0.01}  # how far from their samples and steps; samples differ
 _AT_END = (
     mllog.OTHER_WORK,
     GOODPUT,
@@ -132,14 +137,6 @@ def check_events_whole(context: LogContext) -> LogBreaches:
     lacking = sorted({"sources.json", "environment.json"} - context.record.run_files.keys())
     if lacking:
         yield None, f"run_files states no sha256 of {lacking[0]}"
-    starts = [context.log.first(key) for key in (mllog.INIT_START, mllog.INIT_STOP)]
-    init_s = (starts[1].time_ms - starts[0].time_ms) / 1e3 if starts[0] and starts[1] else 0.0
-    for name, entry in _value(context, STARTUP).items():
-        seconds = _list_numbers(entry, "min", "median", "max")
-        if len(seconds) < 3 or len(entry) > 3 or seconds != sorted(seconds):
-            yield None, f"startup has {name} = {render_repr(entry)}: expected min <= median <= max"
-        elif name == "init" and seconds[2] < init_s - _RATE_S:
-            yield None, f"startup has init = {render_duration(seconds[2])}; init took {render_duration(init_s)}"
     yield from context.list_broken("events-whole")
     yield from _check_ends(context)
     if DATA_VERIFIED not in context.by_key:
@@ -151,7 +148,7 @@ def _check_switched(context: LogContext) -> LogBreaches:
     config, run_s = context.record.config or {}, context.record.time_to_train_s or 0.0
     for setting, keys in _SWITCHED.items():
         part, _, name = setting.rpartition(".")
-        value = _value_of(config.get(part) if part else config).get(name)
+        value = convert_to_fields(config.get(part) if part else config).get(name)
         early = setting.startswith("checkpoint") and (
             run_s <= 2 * (convert_to_float(value) or 0.0) + _SAVE_S or mllog.CHECKPOINT_FAILED in context.by_key
         )
@@ -235,15 +232,15 @@ def _check_load(context: LogContext) -> LogBreaches:
     if events and windows and context.record.status == "success" and {*map(_place, events)} != windows.keys():
         yield events[0].line, f"{len(events)} window_stats of {len(windows)} windows of steps"
     for event in events:
-        step_s, spent = windows.get(_place(event)), math.fsum(list_floats(_value_of(event.value).get("phases")))
+        step_s, spent = windows.get(_place(event)), math.fsum(list_floats(convert_to_fields(event.value).get("phases")))
         if step_s is not None and spent > step_s + _CLOCK_S:
             yield (
                 event.line,
                 f"the phases of window_stats take {render_duration(spent)}, the steps {render_duration(step_s)}",
             )
-        value = _value_of(event.value)
-        for name, load in _value_of(value.get("load")).items():
-            counts = map(convert_to_float, _list(_value_of(load).get("tokens_per_expert")))
+        value = convert_to_fields(event.value)
+        for name, load in convert_to_fields(value.get("load")).items():
+            counts = map(convert_to_float, _list(convert_to_fields(load).get("tokens_per_expert")))
             steps, total = _number(event.metadata, "steps"), math.fsum(count or 0.0 for count in counts)
             if not total or not steps:
                 continue
@@ -319,7 +316,7 @@ def _check_phases(context: LogContext) -> LogBreaches:
             sums[place] = sums.get(place, 0.0) + (_number(event.value, name) or 0.0)
     lengths = _measure_epochs(context)
     for (epoch, name), total in sums.items():
-        values = _list(_value_of(_value_of(ranks.get(epoch)).get(name)).get("values"))
+        values = _list(convert_to_fields(convert_to_fields(ranks.get(epoch)).get(name)).get("values"))
         due = convert_to_float(values[0]) if values else None
         # Both are sums of the same readings; a person's own loop may leave out steps.
         loose, exact = 0.02 * (due or 0.0) + _CLOCK_S, _ROUNDED * total + 1e-6
@@ -346,12 +343,12 @@ def _check_ranks(context: LogContext) -> LogBreaches:
     means = {find_epoch_num(event): event.value for event in context.every(RANK_PHASES)}
     lengths = _measure_epochs(context)
     for event in context.every(RANK_STATS):
-        epoch, stats = find_epoch_num(event), _value_of(event.value)
+        epoch, stats = find_epoch_num(event), convert_to_fields(event.value)
         lacking = [name for name in _PHASES.split() if f"{name}_s" not in stats]
         if lacking:
             yield event.line, f"rank_stats has no {lacking[0]}_s"
         for name, entry in stats.items():
-            parts = _value_of(entry)
+            parts = convert_to_fields(entry)
             problem = _find_distribution_problem(parts, context.record.ranks or 1)
             due, mean = _number(means.get(epoch), name.removesuffix("_s")), _number(parts, "mean")
             if problem is None and name.endswith("_s") and due is not None and not _is_near(mean or 0.0, due, _ROUNDED):
@@ -364,45 +361,37 @@ def _check_ranks(context: LogContext) -> LogBreaches:
 
 def _check_traffic(context: LogContext) -> LogBreaches:
     """Yield bytes that the ranks together cannot have read or reduced for the samples and steps of their epoch."""
-    record, ranks = context.record, context.record.ranks or 1
-    if record.plan is not None or record.loop is not None:
-        return
-    for event in context.every(RANK_STATS):
-        steps, work = _number(event.metadata, "steps") or 0.0, record.work_per_sample
-        due = {
-            "loader_bytes": steps * (record.global_batch_size or 0) * work.get("sample_bytes", 0.0),
-            "all_reduce_bytes": steps * ranks * work.get("all_reduce_bytes_per_step", 0.0) * (ranks > 1),
-        }
-        for name, share in _TRAFFIC.items():
-            found = ranks * (_number(_value_of(event.value).get(name), "mean") or 0.0)
-            if abs(found - due[name]) > share * due[name]:
-                yield event.line, f"{name} of {ranks} ranks are {found:g}; {steps:g} steps are {due[name]:g}"
+    if context.record.plan is None and context.record.loop is None:
+        for event in context.every(RANK_STATS):
+            stats = {"value": event.value, "about": event.metadata}
+            yield from context.list_broken("rank-traffic", event, stats=stats)
 
 
 def _find_distribution_problem(parts: Fields, ranks: int) -> str | None:
     """Return why a mapping is no distribution over ranks: min, median, max, mean, two ranks, and values if any."""
-    numbers, mean, values = _list_numbers(parts, "min", "median", "max"), _number(parts, "mean"), parts.get("values")
-    ends = [rank for name in ("min_rank", "max_rank") if type(rank := parts.get(name)) is int and 0 <= rank < ranks]
-    ordered = len(numbers) == 3 and numbers == sorted(numbers) and numbers[0] >= 0.0
-    if not ordered or len(ends) < 2:
-        return f"expected min <= median <= max and whose they are, of {ranks} ranks"
-    unknown = sorted(parts.keys() - {*_DISTRIBUTION.split()})
-    if unknown:
-        return f"{render_repr(unknown[0])} is a name that nobody reads"
+    values = parts.get("values")
     known = [number for value in _list(values) if (number := convert_to_float(value)) is not None]
     if len(known) != ranks and (values is not None or ranks <= _LISTED_RANKS):
         return f"{len(known)} value{'s' * (len(known) != 1)} for {ranks} ranks"
-    fine = [number for number in known if has_many_digits(number) and not number.is_integer()]
-    if len({*fine}) < len(fine):
-        return "two ranks measured the same"
-    least, most = numbers[0], numbers[2]
     if not known:  # of many ranks
-        inside = mean is not None and least - _ROUNDED * (1.0 + least) <= mean <= most + _ROUNDED * (1.0 + most)
-        return None if inside else f"expected a mean of {least:g} to {most:g}"
+        numbers = _list_numbers(parts, "min", "mean", "max")
+        ends = [rank for name in ("min_rank", "max_rank") if type(rank := parts.get(name)) is int and 0 <= rank < ranks]
+        rounded = _ROUNDED * (1.0 + max(numbers, default=0.0))
+        inside = len(numbers) == 3 and 0.0 <= numbers[0] <= numbers[1] + rounded <= numbers[2] + 2.0 * rounded
+        whole = inside and numbers[0] <= (_number(parts, "median") or 0.0) <= numbers[2] and len(ends) == 2
+        return None if whole else f"expected min <= median and mean <= max and whose they are, of {ranks} ranks"
+    fine = [number for number in known if has_many_digits(number) and not number.is_integer()]
+    if min(known) < 0.0 or len({*fine}) < len(fine):
+        return "two ranks measured the same, or less than nothing"
     low, high = min(known), max(known)
-    due = {"min": low, "median": statistics.median(known), "mean": math.fsum(known) / ranks, "max": high}
-    due |= {"min_rank": known.index(low), "max_rank": known.index(high)}
-    found = compare_values({name: parts.get(name) for name in due}, due)
+    due: dict[str, Any] = {
+        "min": low,
+        "median": statistics.median(known),
+        "mean": math.fsum(known) / ranks,
+        "max": high,
+    }
+    due |= {"min_rank": known.index(low), "max_rank": known.index(high), "values": values}
+    found = compare_values(dict(parts), due)
     return next((f"expected {name} = {value!r}" for name, _, value in found), None)
 
 
@@ -433,8 +422,7 @@ def _check_rates(context: LogContext) -> LogBreaches:
 
 def _of(found: Mapping[float | None, Any], event: Event, name: str) -> Any:
     """Return a part of what another event has of the same epoch."""
-    value = found.get(find_epoch_num(event))
-    return value.get(name) if isinstance(value, dict) else None
+    return convert_to_fields(found.get(find_epoch_num(event))).get(name)
 
 
 def _check_energy(context: LogContext) -> LogBreaches:
@@ -457,24 +445,15 @@ def _check_own_work(context: LogContext) -> LogBreaches:
     wrong = find_problem(event) if event is not None else None
     if wrong is not None and event is not None:
         yield event.line, f"other_work = {render_repr(event.value)}: {wrong}"
-    if event is None or phases is None or record.device != "cpu" or not isinstance(event.value, list):
+    others, own, nodes = record.other_work, record.own_cpu_s, record.nodes or 1
+    # Of many nodes some are listed.
+    if event is None or phases is None or record.device != "cpu" or others is None or len(event.value) < nodes:
         return
-    seconds, own = convert_to_float(event.metadata.get("seconds")), record.own_cpu_s
-    entries = [entry for entry in event.value if isinstance(entry, dict)]
-    cpus, taken = (
-        math.fsum(_number(entry, name) or 0.0 for entry in entries for name in names)
-        for names in (("cpus",), ("other_s", "stolen_s"))
-    )
-    if not seconds or not cpus or len(entries) != event.metadata.get("nodes"):
-        return
-    free = max(0.0, 1.0 - taken / (cpus * seconds))
-    due = _LEAST_OWN_SHARE * free * phases.forward_backward_s * min(record.ranks or 1, cpus)
+    cpus = others.cpus * nodes
+    due = _LEAST_OWN_SHARE * max(0.0, 1.0 - others.share) * phases.forward_backward_s * min(record.ranks or 1, cpus)
     if due > _ENERGY_S and (own is None or own < due):
-        used = render_duration(own or 0.0)
-        yield (
-            event.line,
-            f"the ranks used {used} of CPU time; their passes took {render_duration(phases.forward_backward_s)}",
-        )
+        used, took = render_duration(own or 0.0), render_duration(phases.forward_backward_s)
+        yield event.line, f"the ranks used {used} of CPU time; their passes took {took}"
 
 
 def _check_checkpoints(context: LogContext) -> LogBreaches:
@@ -533,16 +512,8 @@ def _check_goodput(context: LogContext) -> LogBreaches:
             yield event.line, f"goodput says {name} = {render_repr(stated)}, the events {render_repr(value)}"
 
 
-def _value(context: LogContext, key: str) -> Fields:
-    return _value_of(context.logged(key))
-
-
-def _value_of(value: object) -> Fields:
-    return value if isinstance(value, dict) else {}
-
-
 def _number(value: object, name: str) -> float | None:
-    return convert_to_float(value.get(name)) if isinstance(value, Mapping) else None
+    return convert_to_float(convert_to_fields(value).get(name))
 
 
 def _list_numbers(value: object, *names: str) -> list[float]:

@@ -38,7 +38,9 @@ def test_each_row_is_kept_by_some_numbers_and_broken_by_others(
 ) -> None:
     monkeypatch.setattr(identities, "_GROUPS", {group: [text]})
     draw, seen = random.Random(text), set[bool]()
-    for _ in range(4000):
+    for number in range(4000):
+        if number > 400 and len(seen) == 2:
+            break
         found = list(find_broken(group, draw_roots(text, draw)))
         seen.add(bool(found))
         assert all(": expected " in message and len(message) < 4000 for _, message in found)

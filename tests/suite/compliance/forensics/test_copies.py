@@ -366,17 +366,20 @@ def test_seeds_that_are_the_time_are_all_so(late: int, found: int) -> None:
             path=Path(f"result_{number}.txt"),
             run_start_s=1.7e9 + 1e4 * number,
             seed=1_700_000_000 + 10_000 * number - 30 + (86_400 if number < late else 0),
+            instance=None,
+            compute_units=8,
         )
         for number in range(5)
     ]
-    shown: Any = SimpleNamespace(runs=runs, weak=False)
+    shown: Any = SimpleNamespace(runs=runs, pruned=(), system=None, weak=False)
     assert len([*check_seed_distinct.check(shown)]) == found
 
 
 @pytest.mark.parametrize(("instances", "found"), [([0, 1, 2, 3], 0), ([0, 1, 2, 1], 1), ([0, 0, 0, 0], 0)])
 def test_instances_have_numbers_of_their_own(instances: list[int], found: int) -> None:
     runs = [
-        SimpleNamespace(path=Path(f"{n}.txt"), run_start_s=1e9, seed=n, instance=i) for n, i in enumerate(instances)
+        SimpleNamespace(path=Path(f"{n}.txt"), run_start_s=1e9, seed=n, instance=i, compute_units=8)
+        for n, i in enumerate(instances)
     ]
-    shown: Any = SimpleNamespace(runs=runs, weak=True)
+    shown: Any = SimpleNamespace(runs=runs, pruned=(), system=None, weak=True)
     assert len([*check_seed_distinct.check(shown)]) == found
