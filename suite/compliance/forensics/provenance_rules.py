@@ -450,7 +450,7 @@ def _render_difference(difference: Difference, one: str, other: str) -> str:
 
 @result_rule(
     "facts-agree",
-    "description and logs claim the hardware that the facts of the nodes name; no library there changes clock or numbers",
+    "description and logs claim the hardware that the facts of nodes name; no library there changes clock or numbers",
 )
 def check_facts_agree(result: Result) -> ResultBreaches:
     facts = result.provenance.facts if result.group.package is not None else []
