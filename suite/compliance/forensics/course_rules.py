@@ -268,8 +268,8 @@ def _check_learning_rates(context: LogContext) -> LogBreaches:
     """Yield a learning rate that the stated warm-up and decay do not give.
 
     Of epochs: the highest one, those before it and those after it. Some codes end with a rate of 0. Of steps the first
-    ones after other events are always read: none is above the stated one, and after the warm-up none is above the one
-    before, nor another one than the milestones give, which count from the end of the warm-up.
+    ones after other events are always read. None is above the stated one. After the warm-up none is above the one
+    before, and all are as the milestones say, which count from the end of the warm-up.
     """
     base, warm = (
         next((rate for key in keys if (rate := convert_to_float(context.logged(key))) is not None), None)
