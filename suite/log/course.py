@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.reader import Event, Log, convert_to_float
 
 LONGEST = 400  # numbers of a run; a stranger's log may have any
+LEAST_CHANCE = 1e-4  # of a share that may be 0 or 1, whose odds are compared
 _NAMES = {
     "gradient_norm": "gradient norm",
     "weight_norm": "weight norm",
@@ -18,21 +19,28 @@ _NAMES = {
     "loss_spread": "spread of losses",
     "loss_repeat": "repeated losses up to the end",
 }
+_RIGHT = ("accuracy", "iou")  # shares of what was right; other metrics are errors
+_REPEAT, _USE, _OVER = _NAMES["loss_repeat"], "experts in use", " over its loss"
 _SHARES = tuple(_NAMES[key] for key in ("still_weights", "coarse_weights", "same_order"))
 
 
 def read_course(run: Log) -> Mapping[str, float]:
-    """Read the losses of the first steps, of windows and epochs, norms, and the metric after each evaluation."""
+    """Read the losses of the first steps, of windows and epochs, norms, use of experts, and what evaluations found."""
     found: dict[str, float] = {}
-    repeats: list[float] = []
+    parts: defaultdict[str, list[float]] = defaultdict(list)  # of numbers that are means
     for name, value in _list_numbers(run):
         number = convert_to_float(value)
-        if number is None or len(found) == LONGEST or name in found:
+        if number is not None and name.endswith(_OVER):
+            loss = found.get(f"loss of {name.removesuffix(_OVER).rpartition(' after ')[2]}", 0.0)
+            number = convert_to_float(number / loss) if loss > 0.0 else None
+        if number is not None and name.startswith((_REPEAT, _USE)):  # of one epoch losses that repeat say little
+            values = parts[_REPEAT if name.startswith(_REPEAT) else name]
+            values.append(number)
+            number = convert_to_float(sum(values) / len(values))
+        elif name in found:
             continue
-        if name.startswith(_NAMES["loss_repeat"]):  # of one epoch it says little
-            repeats.append(number)
-            number = math.fsum(repeats) / len(repeats)
-        found[name] = number
+        if number is not None and (name in found or len(found) < LONGEST):
+            found[name] = number
     return found
 
 
@@ -45,8 +53,8 @@ def _list_numbers(run: Log) -> Iterator[tuple[str, object]]:
     first = run.first(mllog.FIRST_LOSSES)
     for step, loss in enumerate(first.value if first is not None and isinstance(first.value, list) else (), 1):
         yield f"loss of step {step}", loss
-    keys = (mllog.STEP_PHASES, mllog.RANK_PHASES, mllog.TRAINING_COURSE, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)
-    for event in run.every(*keys):
+    measured = mllog.STEP_PHASES, mllog.WINDOW_STATS, mllog.RANK_PHASES, mllog.TRAINING_COURSE
+    for event in run.every(*measured, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
         yield from _list_of_event(event)
 
 
@@ -61,5 +69,29 @@ def _list_of_event(event: Event) -> Iterator[tuple[str, object]]:
         yield f"loss of epoch {epoch}", None if total is None else total / steps
     elif event.key == mllog.TRAINING_COURSE and isinstance(value, dict):
         yield from ((f"{name} of epoch {epoch}", value.get(key)) for key, name in _NAMES.items())
+    elif event.key == mllog.WINDOW_STATS and isinstance(value, dict) and isinstance(value.get("load"), dict):
+        yield from ((f"{_USE} of epoch {epoch}", _compute_use(layer)) for layer in value["load"].values())
     elif event.key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
         yield f"{event.key} after epoch {epoch}", value
+        others = about.get("metrics")
+        for name, other in others.items() if isinstance(others, dict) else ():
+            number = convert_to_float(other)
+            if name == event.key or number is None:
+                continue
+            if name.startswith(_RIGHT) and 0.0 <= number <= 1.0:  # near 1 odds vary as much as near 0
+                chance = min(max(number, LEAST_CHANCE), 1.0 - LEAST_CHANCE)
+                yield f"odds of {name} after epoch {epoch}", chance / (1.0 - chance)
+            else:
+                yield f"{name} after epoch {epoch}{_OVER}", number
+
+
+def _compute_use(layer: object) -> float | None:
+    """Compute the share of experts that would carry a layer's load if each had equally many tokens: 1 / (n sum p^2)."""
+    counts = layer.get("tokens_per_expert") if isinstance(layer, dict) else None
+    tokens = [convert_to_float(each) for each in counts] if isinstance(counts, list) else []
+    known = [each for each in tokens if each is not None and each >= 0.0]
+    most = max(known, default=0.0)
+    if most == 0.0 or len(known) < len(tokens):
+        return None
+    shares = [each / most for each in known]
+    return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from mlhpc.suite.card import read_reference_courses
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
-from mlhpc.suite.log.course import is_share
+from mlhpc.suite.log.course import LEAST_CHANCE, is_share
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import RunRecord, summarise_log
 from mlhpc.suite.log.reference_course import (
@@ -24,7 +24,7 @@ from mlhpc.suite.log.reference_course import (
 from mlhpc.suite.statistics.courses import LEAST_SHARE, judge_course
 from mlhpc.suite.workload import load_workload
 from tests.fixtures.cli import mlhpc
-from tests.fixtures.logs import Lines, edit, our_run, write
+from tests.fixtures.logs import Line, Lines, chain, edit, insert, our_run, write
 from tests.suite.test_cards import card_file
 
 WINDOW, EPOCHS = "step_phases", 5
@@ -178,3 +178,55 @@ def test_a_shipped_course_accuses_none_of_its_own_runs_but_broken_ones(name: str
     assert judge_course(band, runs[0] | {rounded: 1.0})[0].name == rounded
     losses = {number: 2 * value for number, value in runs[0].items() if number.startswith("loss of")}
     assert {each.name for each in judge_course(band, runs[0] | losses)} & set(losses)
+
+
+def load(*layers: object) -> Line:
+    """What a window logs of its experts."""
+    entries = {str(at): {"tokens_per_expert": tokens} for at, tokens in enumerate(layers)}
+    return Line("window_stats", {"load": entries}, metadata={"epoch_num": 2, "first_step": 0, "steps": 1})
+
+
+def read(folder: Path, *windows: Line, metrics: object = None) -> Mapping[str, float]:
+    lines = edit("eval_error", 1, meta={"metrics": metrics})(our_run())
+    return record(folder, chain(*(insert(line, "eval_error", 1) for line in windows))(lines)).course
+
+
+def test_the_use_of_experts_is_that_of_all_layers_and_windows_of_an_epoch(tmp_path: Path) -> None:
+    """Two of four experts with all tokens are half of them in use; a layer without tokens says nothing."""
+    windows = load([7, 7, 0, 0], [5, 5, 5, 5]), load([0, 0, 0, 3]), load([0, 0], [], [1, None], [1, -1], None)
+    course = read(tmp_path, *windows)
+    assert course["experts in use of epoch 2"] == pytest.approx((0.5 + 1.0 + 0.25) / 3)
+    assert [name for name in course if name.startswith("experts")] == ["experts in use of epoch 2"]
+    assert read(tmp_path / "large", load([1e308, 1e308]))["experts in use of epoch 2"] == 1.0
+
+
+def test_other_metrics_are_odds_of_what_was_right_or_errors_over_the_loss(tmp_path: Path) -> None:
+    metrics = {
+        "eval_error": 3.0,
+        "accuracy_mu": 0.75,
+        "iou": 1.0,
+        "val_loss": 0.5,
+        "mse": None,
+        "rmse": 1e400,
+        "x": "y",
+    }
+    course = read(tmp_path, metrics=metrics)
+    found = {name: value for name, value in course.items() if name.startswith("odds") or "over" in name}
+    loss = course["loss of epoch 2"]
+    assert found == {
+        "odds of accuracy_mu after epoch 2": pytest.approx(3.0),
+        "odds of iou after epoch 2": pytest.approx(1 / LEAST_CHANCE - 1),
+        "val_loss after epoch 2 over its loss": pytest.approx(0.5 / loss),
+    }
+    assert course["eval_error after epoch 2"] != 3.0
+    assert read(tmp_path / "none", metrics=["eval_error"]).keys() == read(tmp_path / "empty").keys()
+
+
+def test_experts_that_take_all_tokens_are_unlike_healthy_runs(tmp_path: Path) -> None:
+    def run(at: int, spread: int) -> RunRecord:
+        tokens = [100 + random.Random(at).randrange(spread), 100, 100, 100] if spread else [200, 200, 0, 0]
+        return record(tmp_path / f"{at} {spread}", insert(load(tokens), "eval_error", 1)(healthy(at, at % 5)))
+
+    courses = collect_courses([run(at, 30) for at in range(1, 16)], "a laptop")
+    assert describe_run_course(run(60, 30), courses).startswith("course as 15 healthy runs")
+    assert "experts in use of epoch 2: 0.5" in describe_run_course(run(60, 0), courses)
