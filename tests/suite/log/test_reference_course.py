@@ -21,7 +21,7 @@ from mlhpc.suite.log.reference_course import (
     describe_run_course,
     find_reference_course,
 )
-from mlhpc.suite.statistics.courses import LEAST_SHARE, judge_course
+from mlhpc.suite.statistics.courses import LEAST_SHARE, build_band, judge_course
 from mlhpc.suite.workload import load_workload
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import Line, Lines, chain, edit, insert, our_run, write
@@ -230,3 +230,21 @@ def test_experts_that_take_all_tokens_are_unlike_healthy_runs(tmp_path: Path) ->
     courses = collect_courses([run(at, 30) for at in range(1, 16)], "a laptop")
     assert describe_run_course(run(60, 30), courses).startswith("course as 15 healthy runs")
     assert "experts in use of epoch 2: 0.5" in describe_run_course(run(60, 0), courses)
+
+
+@pytest.mark.long
+def test_healthy_runs_whose_data_no_course_knows_are_rarely_accused() -> None:
+    """Each data set of each shipped course is left out in turn, and its runs are judged by the others."""
+    accused = judged = 0
+    for name, size in SHIPPED:
+        (course,) = read_reference_courses(load_descriptor(name).folder, size)
+        runs = [dict(zip(course.values, of_run, strict=True)) for of_run in zip(*course.values.values(), strict=True)]
+        sets, shares = course.data_manifests, {*filter(is_share, course.values)}
+        for left_out in dict.fromkeys(sets):
+            known = [run for run, of in zip(runs, sets, strict=True) if of != left_out]
+            band = build_band(known, [of for of in sets if of != left_out], shares)
+            assert band is not None
+            found = [judge_course(band, run) for run, of in zip(runs, sets, strict=True) if of == left_out]
+            accused, judged = accused + sum(map(bool, found)), judged + len(found)
+    assert judged >= 200
+    assert accused <= 0.02 * judged
