@@ -191,6 +191,9 @@ def test_what_courses_show_is_counted_and_stated_of_each_course() -> None:
     stated = re.findall(rf"^\| (\S+) `(\w+)` {3 * share}\| `({DATED})` \|$", page, re.MULTILINE)
     shipped = {(path.parts[-3], path.name) for path in (ROOT / "workloads").glob("*/rcp/*_course.json")}
     assert sorted((FOLDERS[name], f"{size}_course.json") for name, size, *_ in stated) == sorted(shipped)
+    unseen = re.findall(r"^\| ([^|]+) \| ((?:\S+ `(?:smoke|mini)`(?:, )?)+) \| [^|]+ \|$", page, re.MULTILINE)
+    listed = {(*where, fault) for fault, places in unseen for where in re.findall(r"(\S+) `(smoke|mini)`", places)}
+    missed = set()
     for name, size, *numbers, table in stated:
         text = (ROOT / RESULTS / table).read_text(encoding="utf-8")
         counts = r"([^|]+) \| (\d+) \| (\d+) \| (\d+) \|"
@@ -198,9 +201,13 @@ def test_what_courses_show_is_counted_and_stated_of_each_course() -> None:
         # These have no decay of weights, and 100 times none is no fault.
         rows = [row for row in rows if name not in ("CosmoFlow", "OpenFold") or row[0] != "weight decay x 100"]
         broken = [(int(n), int(seen), int(reached)) for fault, n, seen, reached in rows if fault != "none"]
+        missed |= {
+            (name, size, fault.replace(" by ", " / ")) for fault, _, seen, _ in rows if seen == "0" and fault != "none"
+        }
         healthy = [(seen, n) for fault, n, seen, _ in rows if fault == "none"]
         healthy = healthy or re.findall(r"(\d+) of (\d+) called unlike", text)
         assert {n for n, *_ in broken} == {1}, (name, size)
         on_target = [seen for _, seen, reached in broken if reached]
         found = [sum(seen for _, seen, _ in broken), len(broken), sum(on_target), len(on_target), *map(int, healthy[0])]
         assert [int(number) for number in numbers] == found, (name, size)
+    assert listed == missed
