@@ -7,8 +7,10 @@ gone.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -29,6 +31,7 @@ from mlhpc.suite.files import (
     make_folder,
     ownership,
     print_line,
+    read_bytes,
     render_duration,
     render_error,
     render_reason,
@@ -46,6 +49,7 @@ SILENT_S = 180.0
 # Taking over a lock takes milliseconds: a process that needs longer was killed.
 BREAKING_S = 60.0
 TRIES, PAUSE_S = 100, 0.05
+LARGEST_LOCK = 2**16  # bytes: names of a host and a job, and a path
 
 
 suspensions: list[float] = []  # seconds, of this process while it held a lock
@@ -270,7 +274,10 @@ def _refuse_living(path: Path, what: str, seeker: Owner, found: Owner | None, si
                 f"{path}: {found} made this lock as {found.place}; if {path.parent} is a copy, remove this file, else "
                 "wait until that process ends"
             )
-        raise LockedError(f"{path}: {what} is in use by {found}; wait until it ends, or end it")
+        # A living owner's refresh would have set it back
+        ahead = f" (its time lies {render_duration(-silent_s)} ahead; if that process has ended, remove this file)"
+        ahead = ahead if silent_s < -SILENT_S else ""
+        raise LockedError(f"{path}: {what} is in use by {found}; wait until it ends, or end it{ahead}")
     if found is None and silent_s <= SILENT_S:
         raise LockedError(
             f"{path}: {what} is in use: its lock is new and names no owner; if no process uses it, remove this file"
@@ -338,10 +345,16 @@ def _remove_lock(path: Path, owner: Owner, gone: Owner | None) -> None:
 
 
 def _read_lock(path: Path) -> tuple[Owner | None, float | None]:
-    """Return the owner that a lock names, and the time of its last refresh. None for what does not exist."""
+    """Return the owner that a lock names, and the time of its last refresh. None for what does not exist.
+
+    OSError if no file lies there: a stranger's pipe would be waited for, and a link leads elsewhere.
+    """
     try:
-        written = path.stat().st_mtime
-        return json.decode(path.read_bytes(), type=Owner), written
+        state = path.lstat()
+        written = state.st_mtime
+        if not stat.S_ISREG(state.st_mode):
+            raise OSError(errno.EINVAL, "a lock is a file, and something else lies in its place: remove it", str(path))
+        return json.decode(read_bytes(path, LARGEST_LOCK), type=Owner), written
     except FileNotFoundError:
         return None, None
     except (DecodeError, UnicodeDecodeError):

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -151,6 +151,24 @@ def test_a_lock_that_names_no_owner_counts_while_it_is_new(path: Path, content: 
         take(path)
     os.utime(path, (time.time() - SILENT_S - 20,) * 2)
     take(path)
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda at: at.symlink_to("/dev/zero"), Path.mkdir, lambda at: at.symlink_to("gone")]
+)
+def test_what_lies_in_the_place_of_a_lock_and_is_no_file_is_named_and_not_read(
+    path: Path, make: Callable[[Path], None]
+) -> None:
+    make(path)
+    with pytest.raises((OSError, InputError), match="in its place: remove it"):
+        take(path)
+    assert lock.find_living_owner(path) is None
+
+
+def test_the_lock_of_a_time_to_come_says_so(path: Path) -> None:
+    write(path, -3600.0, **ELSEWHERE)
+    with pytest.raises(InputError, match="its time lies .* ahead; if that process has ended, remove this file"):
+        take(path)
 
 
 def test_a_process_killed_while_it_took_over_a_lock_blocks_nobody(path: Path) -> None:
