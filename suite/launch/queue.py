@@ -116,7 +116,9 @@ def fetch_job_states(ids: Iterable[str], dialect: Dialect) -> dict[str, str]:
     """
     states: dict[str, set[str]] = {}
     if ids := sorted(set(ids)):
-        for job, index, state in dialect.fetch_states(ids, ask):
+        # A person's own defaults (SQUEUE_STATES) would hide jobs.
+        environment = make_clean_environment(os.environ, dialect)
+        for job, index, state in dialect.fetch_states(ids, lambda *words: ask(*words, environ=environment)):
             for name in (job, *([] if index is None else [f"{job}_{index}"])):
                 states.setdefault(name, set()).add(state)
     return {name: min(found, key=rank_activity) for name, found in states.items()}
@@ -170,7 +172,7 @@ def list_exit_codes(run: Path, job: str) -> dict[int | None, int]:
     return codes
 
 
-def ask(*command: str) -> str | None:
+def ask(*command: str, environ: Mapping[str, str] | None = None) -> str | None:
     """Return what a scheduler's program prints. None if the program is missing, or cannot ask the scheduler.
 
     That it does not know a job is an answer too: the job has ended.
@@ -178,6 +180,7 @@ def ask(*command: str) -> str | None:
     try:
         done = subprocess.run(
             command,
+            env=environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

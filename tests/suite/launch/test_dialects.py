@@ -371,21 +371,33 @@ SHOWN = [
 def test_what_slurms_queue_no_longer_lists_is_read_from_records_of_scontrol(
     text: str, states: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "ask", lambda *words: text if words[0] == "scontrol" else "")
+    monkeypatch.setattr(queue, "ask", lambda *words, **_: text if words[0] == "scontrol" else "")
     assert queue.fetch_job_states(["17"], load_dialect("slurm")) == states
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_states_are_read_from_the_schedulers_own_words(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for text, states in ANSWERS[kind].items():
-        monkeypatch.setattr(queue, "ask", lambda *words, text=text: text)
+        monkeypatch.setattr(queue, "ask", lambda *words, text=text, **_: text)
         assert queue.fetch_job_states(["17"], load_dialect(kind)) == states, text
         assert all(
             queue.is_active(state) == (state not in ("ENDED", "FAILED", "COMPLETED", "TIMEOUT"))
             for state in states.values()
         )
-    monkeypatch.setattr(queue, "ask", lambda *words: None)
+    monkeypatch.setattr(queue, "ask", lambda *words, **_: None)
     assert queue.fetch_job_states(["17"], load_dialect(kind)) == {"17": "not known"}
+
+
+@pytest.mark.parametrize("setting", ["SQUEUE_STATES=RUNNING", "SQUEUE_PARTITION=gpu", "SLURM_JOB_ID=3"])
+def test_a_persons_own_defaults_of_squeue_hide_no_job(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, _, value = setting.partition("=")
+    (tmp_path / "squeue").write_text(f'#!/bin/bash\n[ -n "${name}" ] || echo 17 N/A PENDING\n')
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert queue.fetch_job_states(["17"], load_dialect("slurm")) == {"17": "PENDING"}
 
 
 def test_the_runs_of_an_array_are_jobs_that_wait_for_each_other_where_there_are_no_arrays(tmp_path: Path) -> None:
