@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import re
 import subprocess
@@ -34,7 +35,7 @@ DIFF_BYTES = 2**20  # of the uncommitted changes that are kept; their sha256 is 
 PARTS = ("suite", "workloads", "analysis", "plugins")  # folders of the package mlhpc; in a checkout they are links
 KINDS = frozenset({".py", ".yaml", ".json", ".j2", ".sbatch", ".sh", ".html", ".css", ".js", ".npz"})
 # Without the configuration of a checkout that could make git run a program of its own on the files
-_DIFF = ("-c", "core.fsmonitor=", "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD")
+_DIFF = ("diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD")
 
 
 class Sources(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,11 +71,13 @@ def read_git_state(cwd: Path | None = None) -> GitState | None:
     None without a checkout or without git.
     """
     here = cwd or Path(__file__).resolve().parent
+    # Of a hook or a CI job: GIT_DIR and its like name another repository, GIT_CONFIG_* programs that git runs.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
     def git(arguments: Sequence[str]) -> bytes | None:
         try:
-            command = ["git", "-C", str(here), *arguments]
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=10)
+            command = ["git", "-c", "core.fsmonitor=", "-C", str(here), *arguments]
+            done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=10)
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout if done.returncode == 0 else None

@@ -47,8 +47,27 @@ def test_no_program_that_a_checkout_names_is_run(checkout: Path) -> None:
     (checkout / ".gitattributes").write_text("*.py diff=mine\n")
     git(checkout, "config", "diff.mine.textconv", f"touch {ran} #")
     git(checkout, "config", "diff.external", f"touch {ran} #")
+    git(checkout, "config", "core.fsmonitor", f"touch {ran} #")
     (checkout / "code.py").write_text("two\n")
     assert read_git_state(checkout) is not None
+    assert not ran.exists()
+
+
+def test_a_hook_of_another_repository_changes_nothing(
+    checkout: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git tells its hooks by GIT_DIR and its like which repository they are of."""
+    other = tmp_path_factory.mktemp("other")
+    git(other, "init", "-q")
+    git(other, "commit", "-q", "--allow-empty", "-m", "x")
+    found, ran = read_git_state(checkout), other / "RAN"
+    settings = {
+        "GIT_DIR": other / ".git", "GIT_WORK_TREE": other, "GIT_INDEX_FILE": other / "index",
+        "GIT_CONFIG_COUNT": 1, "GIT_CONFIG_KEY_0": "core.fsmonitor", "GIT_CONFIG_VALUE_0": f"touch {ran} #",
+    }  # fmt: skip
+    for name, value in settings.items():
+        monkeypatch.setenv(name, str(value))
+    assert read_git_state(checkout) == found
     assert not ran.exists()
 
 
