@@ -175,7 +175,7 @@ def run(
     resolved = load_config(chosen, name, overrides)
     if resume and output is not None and trial is None:
         mode = _find_resumed_mode(output, resolved)
-        _refuse_outer_settings(output, Path(name), overrides)
+        _refuse_outer_reach(output, Path(name), overrides)
 
     from mlhpc.suite.training.statement import TrialPlan
 
@@ -237,8 +237,15 @@ def _require_run_folder(root: Path) -> None:
     raise InputError(f"{root}: {what}{near} --resume continues a run folder; without it a new run begins")
 
 
-def _refuse_outer_settings(root: Path, config: Path, overrides: tuple[str, ...]) -> None:
-    """Raise InputError if a run folder's own settings reach out of it and are not repeated on the command line."""
+def _refuse_outer_reach(root: Path, config: Path, overrides: tuple[str, ...]) -> None:
+    """Raise InputError if a run folder reaches out of itself: by a link, or by a setting of its own that is not
+    repeated on the command line.
+    """
+    if link := next((path for path in (*root.glob("*"), *root.glob("*/*")) if path.is_symlink()), None):
+        raise InputError(
+            f"{link}: is a link to {link.readlink()}; runs write and remove files of their folder, which may be a "
+            "stranger's; put what it leads to in its place, or remove it"
+        )
     if config != RunFolder(root).config_path:
         return
     left = [each for each in list_outer_settings(config) if each not in overrides]

@@ -200,6 +200,23 @@ def test_a_continued_folder_can_have_more_runs(tmp_path: Path, monkeypatch: pyte
     assert (started, RunFolder(folder).read_info().runs) == ([3, 5, 5], 5)
 
 
+@pytest.mark.parametrize("link", ["checkpoint", "exit/trial_0", "output/trial_0.log", "result_0.txt"])
+def test_a_link_in_a_continued_folder_is_not_followed(
+    link: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger's `checkpoint` may be a link to another run's: what begins with trial_0. is removed there."""
+    started = list[object]()
+    monkeypatch.setattr("mlhpc.suite.commands.run.run_trials", lambda *options, **more: len(started.append(more) or ""))
+    monkeypatch.setattr("mlhpc.suite.commands.run._check_before_launch", lambda plan, ranks, **options: [])
+    folder = tmp_path / "run"
+    mlhpc("run", "moe_lm", "--size", "smoke", "-o", folder)
+    (folder / link).parent.mkdir(exist_ok=True)
+    (folder / link).symlink_to(tmp_path / "victim")
+    refused = mlhpc("run", "moe_lm", "-o", folder, "--resume")
+    assert (refused.returncode, len(started)) == (2, 1)
+    assert f"{folder}/{link}: is a link to {tmp_path}/victim" in refused.stderr
+
+
 @pytest.mark.parametrize("setting", OUTER_SETTINGS)
 def test_a_continued_folder_reaches_out_of_itself_only_if_the_person_says_so(
     setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
