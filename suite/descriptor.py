@@ -112,7 +112,7 @@ def load_descriptors() -> dict[str, Descriptor]:
                     f"its benchmark name (mlperf_name) {loaded.card().mlperf_name!r} is that of workload {first!r}; "
                     "its card must state another"
                 )
-        except Exception as error:  # a stranger's code: whatever it raises, the other workloads are not affected
+        except (Exception, SystemExit) as error:  # a stranger's code: it affects no other workload
             print_skipped("workload", name, plugin.package, explain_unusable(error))
         else:
             found[name] = loaded
@@ -188,7 +188,7 @@ def load_descriptor(name: str) -> Descriptor:
         loaded = _load_entry_point(plugins[name].point)
         # A damaged card is reported here, not in the middle of a run.
         loaded.card()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # The code of a stranger's package may raise anything.
         package = plugins[name].package
         raise InputError(f"workload {name!r} of package {package} cannot be used: {explain_unusable(error)}") from error

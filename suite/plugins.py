@@ -83,6 +83,8 @@ def explain_unusable(error: BaseException) -> str:
     if text := explain_shadowed(error, loaded=False) or explain_missing(error):
         return text
     text = render_error(error)
+    if isinstance(error, SyntaxError):
+        text = f"{error.msg} ({error.filename}, line {error.lineno})"  # its own text lacks the folder
     return text if isinstance(error, (ValueError, ImportError)) else f"{type(error).__name__}: {text}"
 
 

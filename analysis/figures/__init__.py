@@ -66,7 +66,7 @@ def load_figure_modules() -> dict[str, FigureModule]:
                 raise InputError(
                     f"package {plugin.point.value} has no FIGURES; expected a tuple of the names of its figure modules"
                 )
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             _print_omission(plugin, name, error)
             continue
         for module, figure in _modules(plugin, package):
@@ -107,13 +107,13 @@ def _modules(plugin: Plugin, package: ModuleType) -> Iterator[tuple[str, FigureM
                     f"figure module {module.__name__} has no {' and no '.join(missing)}; expected TITLE and a tuple"
                     " VIEWS"
                 )
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             _print_omission(plugin, name, error)
         else:
             yield name, cast(FigureModule, module)
 
 
-def _print_omission(plugin: Plugin, name: str, error: Exception) -> None:
+def _print_omission(plugin: Plugin, name: str, error: BaseException) -> None:
     # A figure of ours that fails is a defect and must be seen
     if plugin.package == OURS:
         raise error

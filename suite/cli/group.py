@@ -71,7 +71,7 @@ class LazyGroup(Subcommands):
             return None
         try:
             return add_shared(plugin.point.load())
-        except Exception as error:  # a stranger's code may raise anything
+        except (Exception, SystemExit) as error:  # a stranger's code may raise anything
             raise _make_load_error(cmd_name, plugin.package, error) from error
 
     def invoke(self, ctx: click.Context) -> object:
@@ -115,7 +115,7 @@ def find_exchange_command(name: str, asked: str) -> click.Command:
     return found
 
 
-def _make_load_error(name: str, package: str, error: Exception) -> click.ClickException:
+def _make_load_error(name: str, package: str, error: BaseException) -> click.ClickException:
     return click.ClickException(f"command {name!r} of package {package} cannot be loaded: {explain_unusable(error)}")
 
 

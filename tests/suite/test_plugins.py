@@ -83,7 +83,8 @@ BROKEN_WORKLOADS = {
     "card is not YAML": ({"__init__.py": GOOD, "card.yaml": "a: [\n"}, "card.yaml"),
     "no card": ({"__init__.py": GOOD}, "card.yaml"),
     "not importable": ({"__init__.py": "import no_such_module"}, "no_such_module"),
-    "syntax error": ({"__init__.py": "def"}, "SyntaxError"),
+    "syntax error": ({"__init__.py": "def"}, "stranger/__init__.py, line 1"),
+    "ends the program": ({"__init__.py": "import sys\nsys.exit(3)"}, "SystemExit: 3"),
     "raises": ({"__init__.py": "1 / 0"}, "ZeroDivisionError"),
     "no descriptor there": ({"__init__.py": ""}, "DESCRIPTOR"),
     "another kind of object": (
