@@ -192,6 +192,9 @@ def read_events(path: Path, *, steps: bool = True, first_bytes: int | None = Non
     except OSError as error:
         error.filename = error.filename or str(path)  # a read that fails names no file
         raise
+    if not events and damaged > 1:
+        # Not single damaged lines, but a file of another form: one line says which
+        problems = [Problem(problems[0].line, f"no line of the file can be read; the first: {problems[0].message}")]
     if utf16 and not events:
         damaged += 1
         problems.append(Problem(1, "the file is UTF-16; a log is UTF-8"))
@@ -306,10 +309,36 @@ def _decode_unusual(line: bytes, number: int) -> Iterator[Event | Problem]:
         except DuplicateKeyError as error:
             yield Problem(number, f"an object has {render_repr(str(error))} twice")
         except json.JSONDecodeError as error:
-            yield Problem(number, f"not JSON after :::MLLOG: {error.msg}")
+            yield Problem(
+                number, f"not JSON after :::MLLOG: {error.msg}{_explain_text(text[begin:], error.pos - begin)}"
+            )
         except (ValueError, RecursionError):
             yield Problem(number, "not JSON after :::MLLOG: too deep or too long a number")
         position = text.find(token, end)
+
+
+# How what another program made of a record begins, and what that was
+_FORMS = (
+    (
+        r'\{\\+"',
+        "its quotes are escaped: a store of logs keeps lines as JSON (docker, journald); export the text alone",
+    ),
+    (r'\{""', "its quotes are doubled: a CSV export; take the column of the messages"),
+    (r"\{\s*&quot;", "its quotes are those of HTML: save the page as text"),
+    (r"\{\s*'", "it has single quotes: Python printed a dict; write json.dumps(record)"),
+    (
+        r"\{\s*[\u201c\u201d\u201e\u2018\u2019\u00ab]",
+        "its quotes are typographic: a word processor or a mail changed the text",
+    ),
+)
+
+
+def _explain_text(text: str, place: int) -> str:
+    """Return what another program made of a record that is not JSON from ``place`` on. "" if that is not known."""
+    found = next((why for form, why in _FORMS if re.match(form, text)), "")
+    if not found and text.startswith("{") and (place >= len(text.rstrip()) or '"' not in text[place + 1 :]):
+        found = "it ends within its line: a terminal or a mail wrapped it, or its end was lost"
+    return f"; {found}" if found else ""
 
 
 def _make_event(record: object, number: int) -> Event | Problem:

@@ -43,7 +43,7 @@ def test_memory_does_not_grow_with_the_length_of_a_log(tmp_path: Path) -> None:
 
 def test_memory_does_not_grow_with_the_number_of_damaged_lines_or_with_a_line(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
-    path.write_bytes(b":::MLLOG \n" * 30_000)
+    path.write_bytes(EVENT + b":::MLLOG \n" * 30_000)
     peak, log = peak_bytes(path)
     assert peak < 10 * MIB
     assert (log.damaged, len(log.problems)) == (30_000, LISTED_PROBLEMS)

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -177,3 +178,30 @@ def test_a_log_that_cannot_be_finished_says_so_with_its_name(small_disk: Path) -
     with pytest.raises(OSError, match="disk full; the end of the log is missing") as caught:
         log.close()
     assert caught.value.filename == str(path)
+
+
+def _wrap(line: str) -> str:
+    return "\n".join(line[at : at + 80] for at in range(0, len(line), 80))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda line: json.dumps({"log": line + "\n", "stream": "stdout"}), "its quotes are escaped"),
+        (lambda line: '1796055146,"' + line.replace('"', '""') + '"', "its quotes are doubled"),
+        (lambda line: line.replace('"', "&quot;"), "those of HTML"),
+        (lambda line: line.replace('"', "'"), "single quotes"),
+        (lambda line: line.replace('{"', "{\u201c").replace('"', "\u201d"), "typographic"),
+        (_wrap, "wrapped it"),
+    ],
+)
+def test_a_log_that_another_program_changed_is_one_problem_with_its_cause(
+    change: Callable[[str], str], why: str, tmp_path: Path
+) -> None:
+    record = {"namespace": "", "time_ms": 1, "event_type": "POINT_IN_TIME", "key": "seed", "value": 7, "metadata": {}}
+    path = tmp_path / "result_0.txt"
+    path.write_text((change(":::MLLOG " + json.dumps(record)) + "\n") * 300, encoding="utf-8")
+    log = read_events(path)
+    (problem,) = log.problems
+    assert (log.damaged, problem.line) == (300, 1)
+    assert why in problem.message
