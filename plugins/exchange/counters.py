@@ -360,17 +360,38 @@ def _parse_perf(lines: Sequence[str]) -> list[Kernel]:
 
 def _parse_perf_events(lines: Sequence[str]) -> Iterator[tuple[str, float, str]]:
     """Yield (event, amount, unit) of each line with a known event. Options of perf put columns before these three."""
-    for cells in csv.reader(line for line in lines if line.strip() and not line.startswith("#")):
+    for cells in _split_perf_lines(lines):
         position = next((i for i, cell in enumerate(cells) if _is_perf_event(cell)), None)
         if position is None or position < 2:
             continue
         # perf adds ":u" to the names of events that it counts in user mode only.
         value, unit, event = cells[position - 2], cells[position - 1], cells[position].removesuffix(":u").lower()
+        # A socket and its CPUs may stand before the count. Else it is a time, or what a decimal comma cut off
+        if position > 2 and (position > 4 or NUMBER.fullmatch(cells[0].strip())):
+            raise InputError(
+                f"{event}: {cells[position - 3].strip()} stands before its count; collect it without -I, and with decimal points "
+                "(LC_ALL=C)"
+            )
         if not NUMBER.fullmatch(value):
             raise InputError(
                 f"{event}: {value!r} is not a count, so perf did not measure this event; collect fewer events at a time"
             )
         yield event, float(value), unit
+
+
+def _split_perf_lines(lines: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the cells of each line of `perf stat -x,`. A line of `perf stat -j` becomes count, unit, event."""
+    for line in (line for line in lines if line.strip() and not line.startswith("#")):
+        if not line.startswith("{"):
+            yield next(csv.reader([line]))
+            continue
+        try:
+            found = json.loads(line)
+            names = (*{"interval", "socket"}.intersection(found), "counter-value", "unit", "event")
+            cells = [str(found.get(name, "")) for name in names]
+        except (ValueError, RecursionError, AttributeError):
+            raise InputError(f"{line[:60]!r} is no line of perf stat -j") from None
+        yield cells
 
 
 def _is_perf_event(cell: str) -> bool:

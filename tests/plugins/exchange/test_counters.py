@@ -205,6 +205,16 @@ def test_perf(tmp_path: Path) -> None:
     assert kernel.bytes == {"dram": 4 * 2**20}
 
 
+def test_perfs_json_is_what_its_csv_is(tmp_path: Path) -> None:
+    rows = [line.split(",") for line in PERF.splitlines() if line and not line.startswith("#")]
+    at = [next(i for i, cell in enumerate(row) if "_" in cell) for row in rows]
+    records = [
+        {"counter-value": row[i - 2], "unit": row[i - 1], "event": row[i]} for row, i in zip(rows, at, strict=True)
+    ]
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    assert read("perf", saved(tmp_path, text)) == read("perf", saved(tmp_path, PERF))
+
+
 @pytest.mark.parametrize(
     ("tool", "text", "words"),
     [
@@ -235,6 +245,8 @@ def test_perf(tmp_path: Path) -> None:
         ("likwid", LIKWID.replace("100,200", "nan,200"), "a value is 'nan'; expected a number"),
         ("perf", PERF.replace("duration_time", "cycles"), "collect with perf stat -e: duration_time"),
         ("perf", PERF.replace("100,,fp", "<not counted>,,fp"), "perf did not measure this event"),
+        ("perf", PERF.replace("3.00,MiB", "3,00,MiB"), "3 stands before its count"),
+        ("perf", re.sub("(?m)^(?=.)", "1.000,", PERF), "1.000 stands before its count"),
     ],
 )
 def test_what_is_missing_is_named(tmp_path: Path, tool: str, text: str, words: str) -> None:
