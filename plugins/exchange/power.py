@@ -51,6 +51,7 @@ class PowerColumns(Struct, frozen=True, forbid_unknown_fields=True):
     power: str | list[str] | None = None  # several columns, such as one per device, are added
     energy: str | None = None  # a counter, or if `since` is named, the energy since the time in that column
     since: str | None = None
+    wraps_at: Positive | None = None  # of `energy`: the value, in its unit, behind which the counter begins again at 0
     time_form: str = "iso"  # iso, one of `_COUNTED`, or a form of strptime
     node: str | None = None
     nodes: list[str] = []
@@ -71,6 +72,8 @@ class PowerColumns(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"{self.unit} is no unit of {'power' if self.energy is None else 'energy'}")
         if self.reads is not None and self.energy is not None:
             raise ValueError("reads belongs to power")
+        if self.wraps_at is not None and (self.energy is None or self.since is not None):
+            raise ValueError("wraps_at belongs to an energy counter")
         if self.since is not None and self.energy is None:
             raise ValueError("since belongs to energy")
         if (self.node is None) != (not self.nodes):
@@ -386,9 +389,19 @@ def _read_rows(table: _Table, columns: PowerColumns) -> MeterReadings:
             before[node] = (time, joules)
             if earlier is None:
                 continue  # the counter's first value belongs to no interval
-            if joules < earlier[1] or time <= earlier[0]:
-                raise InputError(f"{where}: its time or {columns.energy} is not above that of the row before")
-            found = [(time, (joules - earlier[1]) / (time - earlier[0]))]
+            if time <= earlier[0]:
+                raise InputError(f"{where}: its time is not above that of the row before")
+            added = joules - earlier[1]
+            if added < 0.0:
+                if columns.wraps_at is None:
+                    raise InputError(
+                        f"{where}: {columns.energy} is below that of the row before; if the counter began again at 0, "
+                        "state `wraps_at` in --power-columns (RAPL: the number in max_energy_range_uj)"
+                    )
+                added += columns.wraps_at * _JOULES[columns.unit]
+                if added < 0.0:
+                    raise InputError(f"{where}: {columns.energy} was above wraps_at in the row before")
+            found = [(time, added / (time - earlier[0]))]
         else:
             names = [columns.power] if isinstance(columns.power, str) else columns.power or []
             watts = sum(_parse_number(row[name], where, columns.unit) for name in names) * _WATTS[columns.unit]

@@ -127,7 +127,7 @@ REFUSED = {
     "not finite": (ISO, "time,w\n2026-11-23T04:00:00Z,nan\n", ":2: 'nan' is not a number"),
     "short row": (ISO, "time,w\n2026-11-23T04:00:00Z\n", ":2: None is not a number"),
     "no date": (ISO, "time,w\nyesterday,1\n", ":2: 'yesterday' is no time of the form 'iso'"),
-    "counter goes back": (COUNTER + "time_form: s\n", "time,e\n1,5\n2,4\n", ":3: its time or e is not above"),
+    "counter goes back": (COUNTER + "time_form: s\n", "time,e\n1,5\n2,4\n", ":3: e is below that of the row before"),
     "Slurm without a plug-in": (
         SACCT,
         "JobID|Start|End|ConsumedEnergyRaw\n7|2026-11-23T04:00:00|2026-11-23T04:00:01|0\n",
@@ -762,3 +762,20 @@ def test_a_meter_whose_times_are_rounded_is_read(tmp_path: Path, period: float) 
     path, times = tmp_path / "smi.csv", [unit * (number * period // unit) for number in range(200)]
     path.write_text(smi_rows([[time] for time in times]))
     assert len(read_power_csv(path, recognise(path)).by_node[0]) == 200
+
+
+def test_a_counter_that_began_again_at_0_is_read_if_its_range_is_known(tmp_path: Path) -> None:
+    """RAPL counts to max_energy_range_uj, which takes a minute at 4 kW."""
+    path, columns, most = tmp_path / "rapl.csv", tmp_path / "rapl.yaml", 262_143_328_850
+    rows = [(second, (most - 250_000_000 + 100_000_000 * second) % most) for second in range(6)]
+    path.write_text("time,uj\n" + "".join(f"{1795406400 + second},{value}\n" for second, value in rows))
+    known = "time: time\ntime_form: s\nenergy: uj\nunit: uJ\nscope: package\ncurrent: DC\n"
+    columns.write_text(known)
+    with pytest.raises(InputError, match=r"rapl.csv:5: uj is below .* state `wraps_at` .*max_energy_range_uj"):
+        read_power_csv(path, read_power_columns(columns))
+    columns.write_text(f"{known}wraps_at: {most}\n")
+    readings = read_power_csv(path, read_power_columns(columns)).by_node[0]
+    assert [round(watts, 3) for _, watts in readings] == [100.0] * 5
+    columns.write_text(f"{known}wraps_at: 1000\n")
+    with pytest.raises(InputError, match="was above wraps_at"):
+        read_power_csv(path, read_power_columns(columns))
