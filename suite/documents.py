@@ -56,6 +56,8 @@ _POWER = re.compile(
     r"[-+]?[0-9]{1,17}(\.[0-9]{0,17})?[eE][-+]?[0-9]{1,2}"
 )  # 1e-3 is a number, but YAML 1.1 takes it for text
 
+_ONLY_YAML_1_1 = re.compile(r"(:int|loat) ([-+]?0[0-9_]+|.*[_:].*)")
+
 
 class BadNumberError(msgspec.ValidationError):
     """Raised for a number that no document may hold. ``key`` is the path to it."""
@@ -328,7 +330,10 @@ def _collect(
     size = 1
     sizes[id(node)] = 0  # until its values are counted
     if isinstance(node, yaml.ScalarNode):
-        # An unquoted 1e-3 becomes a number, as in YAML 1.2.
+        # An unquoted 1e-3 becomes a number, as in YAML 1.2. What only YAML 1.1 takes for one stays as it was written:
+        # 0_006 and 010 are octal there, and 1:30:00 counts in sixties.
+        if not node.style and _ONLY_YAML_1_1.fullmatch(f"{node.tag[-4:]} {node.value}"):
+            node.tag = "tag:yaml.org,2002:str"
         if not node.style and node.tag == "tag:yaml.org,2002:str" and _POWER.fullmatch(node.value):
             node.tag = "tag:yaml.org,2002:float"
     elif isinstance(node, yaml.MappingNode):
@@ -386,13 +391,14 @@ def find_mistake(data: Any, kind: Any, error: msgspec.ValidationError) -> Mistak
     # msgspec's errors have no attributes for place and cause, only their text.
     match = _MESSAGE.fullmatch(str(error))
     assert match is not None
+    whole = kind
     text, is_of_key, place = match[1], match[2], match[3] or ""
     key, data, kind = _find_by_path(place, data, kind)
     field = _KEY_OF_ERROR.fullmatch(text)
     if field is not None:
         struct = next(each for each in _list_union_types(kind) if _is_struct(each))
         if "unknown" in text:
-            return Mistake((*key, field[1]), explain_unknown_key(struct, field[1]))
+            return Mistake((*key, field[1]), explain_unknown_key(struct, field[1], whole, key))
         return Mistake(key, _explain_missing_keys(struct, data, key))
     if isinstance(data, dict) and not text.startswith("Expected"):  # a rule across fields: its text names them
         return Mistake(key, f"{'.'.join(key)}: {text}" if key else text)
@@ -504,10 +510,16 @@ def _is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def explain_unknown_key(kind: type[msgspec.Struct], key: str) -> str:
-    """Describe an unknown key: the nearest known key, in a section below too, and all keys."""
+def explain_unknown_key(kind: type[msgspec.Struct], key: str, whole: Any = None, section: tuple[str, ...] = ()) -> str:
+    """Describe an unknown key: the nearest known key, in a section below too, and all keys.
+
+    ``whole`` is the type of the document, if ``kind`` is that of a ``section``: the key may belong outside of it.
+    """
     known = sorted(field.encode_name for field in msgspec.structs.fields(kind))
     same = find_same_meaning(key, (*known, *list_key_paths(kind)))
+    outer = [field.encode_name for field in msgspec.structs.fields(whole)] if section and _is_struct(whole) else []
+    if same is None and key in outer:
+        return f"unknown key {key!r}; it is no part of {'.'.join(section)}: write {key} alone"
     near = f"; did you mean {same!r}?" if same else explain_near_names(key, known)
     return f"unknown key {key!r}{near or ';'} valid keys: {', '.join(known)}"
 

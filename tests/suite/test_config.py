@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from mlhpc.suite.config import explain_missing_submitter, load_config, resolve_config
 from mlhpc.suite.descriptor import load_descriptor, load_descriptors
-from mlhpc.suite.documents import YamlSource, convert_to_plain_data, read_json_document
+from mlhpc.suite.documents import YamlSource, convert_to_plain_data, parse_yaml, read_json_document
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.machine.system import read_description
 
@@ -310,3 +310,16 @@ def test_a_run_without_a_submitter_is_said_in_one_line_beforehand() -> None:
     assert len(note.splitlines()) == 1
     assert all(word in note for word in ("MLHPC_ORG", "~/.config/mlhpc.yaml", "mlhpc package --submitter"))
     assert explain_missing_submitter(load_config(COSMOFLOW, "smoke", ["submission.org=ACME"])) is None
+
+
+@pytest.mark.parametrize("text", ["0_006", "010", "1_000", "1:30", "-007"])
+def test_a_number_of_yaml_1_1_alone_is_not_taken_for_another_one(text: str) -> None:
+    """YAML 1.1 takes 0_006 for the octal 6, 010 for 8 and 1:30 for 90."""
+    assert parse_yaml(text) == text
+    with pytest.raises(InputError, match=rf"learning_rate = '{text}': expected float"):
+        load_config(load_descriptor("moe_lm"), "smoke", [f"hyperparameters.learning_rate={text}"])
+
+
+def test_a_key_of_another_section_is_told_where_it_belongs() -> None:
+    with pytest.raises(InputError, match="it is no part of hyperparameters: write max_epochs alone"):
+        load_config(load_descriptor("moe_lm"), "smoke", ["hyperparameters.max_epochs=2"])
