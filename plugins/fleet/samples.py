@@ -59,15 +59,20 @@ def parse_results(path: Path, content: bytes) -> dict[str, dict[str, float]]:
 def convert_to_samples(nodes: Mapping[str, Mapping[str, float]]) -> list[Sample]:
     """Convert results to samples.
 
-    The ranks of a node are its repetitions. Return codes and values <= 0 are left out.
+    The ranks of a node are its repetitions. Values <= 0 are left out. A return code other than 0 is a failure.
     """
     found = []
+    failed = {name for row in nodes.values() for name, value in row.items() if name.endswith("return_code") and value}
     for node, row in nodes.items():
         ranks: dict[str, list[float]] = {}
         for name, value in row.items():
             metric = _RANK.sub("", name)
             # Node values are logarithms, which values up to 0 do not have
-            if value > 0.0 and not metric.endswith("return_code"):
+            if metric in failed:
+                why = f"it is {value:g}" if value else ""
+                known = () if why else (1.0,)
+                found.append(Sample(node=node, metric=metric, better="less", values=known, failed=why, bound=1.0))
+            elif value > 0.0 and not metric.endswith("return_code"):
                 ranks.setdefault(metric, []).append(value)
         for metric, values in ranks.items():
             better: Better = "less" if _LESS_IS_BETTER.search(metric) else "more"
@@ -159,7 +164,9 @@ def read_samples(path: Path) -> list[Sample]:
         first = None
     # SuperBench has a key for each metric, our samples an object for each metric
     if isinstance(first, dict) and "node" in first and "metric" not in first and "values" not in first:
-        return convert_to_samples(parse_results(path, content))
+        if samples := convert_to_samples(parse_results(path, content)):
+            return samples
+        raise InputError(f"{path}: no node has a metric; expected numbers, as in SuperBench's results.jsonl")
     return parse_samples(path, content)
 
 

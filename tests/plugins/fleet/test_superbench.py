@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def test_its_own_results_are_read_and_missing_metrics_are_named(tmp_path_factory
     assert overhead.samples["sb-validation-01"][0] == 0.1
     found = judge(metrics)
     assert set(found.words) == {"sb-validation-01", "sb-validation-02", "sb-validation-03"}
-    assert "mem-bw/H2D_Mem_BW: not measured on this node" in found.reasons["sb-validation-03"]
+    assert "mem-bw/return_code: failed, but not on others: it is 1" in found.reasons["sb-validation-03"]
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,19 @@ def test_ranks_are_repetitions_and_return_codes_are_left_out(tmp_path: Path) -> 
     launch, bandwidth = group_by_metric(read_samples(path))
     assert (launch.name, launch.better, launch.samples) == ("kernel/launch_time", "less", {"a": (0.01,)})
     assert (bandwidth.name, bandwidth.better, bandwidth.samples) == ("mem/bw", "more", {"a": (25.0, 26.0)})
+
+
+def test_a_benchmark_that_failed_on_a_node_makes_it_bad(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    rows = [{"node": f"n{i}", "mem/bw:0": 25.0 + i / 100, "mem/return_code": int(i == 3)} for i in range(8)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = judge(group_by_metric(read_samples(path)))
+    assert [node for node, word in found.words.items() if word == "bad"] == ["n3"]
+    assert "mem/return_code: failed, but not on others: it is 1" in found.reasons["n3"]
+
+
+def test_results_without_a_metric_are_no_verdict(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"node": "a", "mem": {"bw": {"mean": 3}}}\n')
+    with pytest.raises(InputError, match="no node has a metric"):
+        read_samples(path)
