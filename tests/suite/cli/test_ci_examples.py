@@ -193,3 +193,10 @@ def test_a_wheel_that_is_not_there_fails_the_job(tmp_path: Path, name: str) -> N
     runner = Runner(tmp_path)
     next((runner.clone / "wheels").glob("*.whl")).unlink()
     assert not runner.run(name)
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_the_baseline_that_is_kept_is_a_whole_run_folder(name: str) -> None:
+    """Without sources.json and its like the checker finds the baseline not compliant (provenance-valid)."""
+    text = (ROOT / "docs" / "ci" / name).read_text()
+    assert re.findall(r"git add -f (baseline\S*)", text) == ["baseline:"]
