@@ -300,7 +300,7 @@ def test_each_task_of_an_array_has_a_state_of_its_own(
     for name, code in (codes | {f"trial_{trial}": code for trial, code in trials.items()}).items():
         (run.root / "exit" / name).write_text(f"{code}\n")
     listed = "".join(f"7 {name[2:]} {state}\n" for name, state in queue.items())
-    monkeypatch.setattr(jobs, "ask", lambda *words: listed if words[0] == "squeue" else "")
+    monkeypatch.setattr(jobs, "ask", lambda *words, **_: listed if words[0] == "squeue" else "")
     assert [f"{row.state} {row.job_state}" for row in read_folder_status(run, now_s=5.0)][:2] == states
 
 

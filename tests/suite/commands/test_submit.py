@@ -341,7 +341,7 @@ def test_job_ids_and_states_are_read_from_slurms_own_words(monkeypatch: pytest.M
     assert queue.parse_job_id("123\n", slurm) == "123"
     assert queue.parse_job_id("123;cluster\n", slurm) == "123"
     answers = {"squeue": "7 1 PENDING\n7 0 RUNNING\n8 N/A COMPLETING\n", "scontrol": ""}
-    monkeypatch.setattr(queue, "ask", lambda *words: answers[words[0]])
+    monkeypatch.setattr(queue, "ask", lambda *words, **_: answers[words[0]])
     found = {"7": "RUNNING", "7_0": "RUNNING", "7_1": "PENDING", "8": "COMPLETING"}
     assert queue.fetch_job_states(["7", "8", "9"], slurm) == found
     for text, state in (
@@ -393,7 +393,7 @@ def test_a_data_set_is_a_job_and_runs_wait_for_it(tmp_path: Path) -> None:
 
 def test_waiting_looks_again_for_a_job_that_is_not_listed_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states = iter(["", "PENDING", "", "RUNNING", "", "", ""])
-    monkeypatch.setattr(queue, "ask", lambda *words: f"7 N/A {state}\n" if (state := next(states)) else "")
+    monkeypatch.setattr(queue, "ask", lambda *words, **_: f"7 N/A {state}\n" if (state := next(states)) else "")
     monkeypatch.setattr("mlhpc.suite.launch.schedulers.slurm.fetch_states", lambda ids, ask: slurm_states(ask))
     (tmp_path / "job.json").write_text('{"version": 1, "job_ids": ["7"], "submitted": "x"}')
     assert wait_for_jobs([tmp_path], lambda seconds: None) == 1
