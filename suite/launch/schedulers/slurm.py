@@ -15,7 +15,7 @@ PREFIX = "#SBATCH"
 EXAMPLE = 'sbatch --nodes=4 --time=02:00:00 --export=ALL,MLHPC_SIZE=smoke,MLHPC_SET="max_epochs=2" FILE'
 SUBMIT, PARSABLE, STDIN = ("sbatch",), ("--parsable",), False
 JOB_ID, QUEUE = r"^(?:Submitted batch job )?(\d+)(?:;\S+| on cluster \S+)?$", "squeue --me"  # --parsable or not
-KEPT, FOREIGN = ("SLURM_CONF",), ("SBATCH_", "SLURM_", "SQUEUE_")
+KEPT, FOREIGN = ("SLURM_CONF", "SLURM_JWT"), ("SBATCH_", "SLURM_", "SQUEUE_")
 CHECKS = {"controller": ("sinfo", "--noheader", "--format=%P %D nodes %T"), "queue": ("sinfo", "-hp", "{queue}")}
 MPI, WRITES_OUTPUT = "pmi2", True
 # A record of scontrol: tasks of an array (`7`, or `8-10,12%2` that wait), then the state in a line of its own

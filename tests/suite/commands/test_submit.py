@@ -52,7 +52,7 @@ def test_a_submitted_run_has_its_folder_script_and_job_id(tmp_path: Path) -> Non
     fake_sbatch(tmp_path, 'env > "$HOME/environment"; echo "4711;cluster"')
     done = mlhpc(
         tmp_path, *MINI, "--nodes", "2", "--runs", "5", "--seed", "7", "--set", "max_epochs=9", "-o", "r",
-        SBATCH_PARTITION="wrong", SLURM_JOB_ID="1", SLURM_CONF="/c", MLHPC_RUNS="99", MLHPC_DATA="/d",
+        SBATCH_PARTITION="wrong", SLURM_JOB_ID="1", SLURM_CONF="/c", SLURM_JWT="j", MLHPC_RUNS="99", MLHPC_DATA="/d",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     run = tmp_path / "r"
@@ -74,6 +74,7 @@ def test_a_submitted_run_has_its_folder_script_and_job_id(tmp_path: Path) -> Non
     assert (run / "output").is_dir()
     environment = (tmp_path / "environment").read_text().splitlines()
     assert "SLURM_CONF=/c" in environment
+    assert "SLURM_JWT=j" in environment  # a login that squeue and sbatch need
     assert "MLHPC_DATA=/d" in environment
     assert not [line for line in environment if line.startswith(("SBATCH_", "SLURM_JOB", "MLHPC_RUNS"))]
 
