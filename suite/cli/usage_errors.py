@@ -320,7 +320,8 @@ def _render_option(option: click.Option, value: str, asked: str = "") -> str:
     if isinstance(option.type, click.Choice) and (same := find_same_meaning(asked, map(str, option.type.choices))):
         return f"{name} {same}"
     kind = option.metavar or option.make_metavar(click.Context(click.Command(""))).replace("INTEGER RANGE", "N")
-    return f"{name} {value if value and _takes(option, value) else kind}"
+    counts = value.isdigit() and option.metavar in ("AXES", "NAME")  # elsewhere; here it is a name
+    return f"{name} {value if value and not counts and _takes(option, value) else kind}"
 
 
 def _takes(option: click.Option, value: str) -> bool:
@@ -345,7 +346,7 @@ def _list_keys() -> Iterable[str]:
 
 def _render_setting(key: str, name: str, value: str) -> str:
     values: Mapping[str, Any] = {simplify(word): each for word, each in read_meanings()["values"].items()}
-    return f"{key}={value or values.get(simplify(name), 'VALUE')}"
+    return f"{key}={values.get(simplify(value or name), value or 'VALUE')}"
 
 
 def _are_alike(name: str, near: str) -> bool:
