@@ -249,7 +249,8 @@ def check_size_mixed(result: Result) -> ResultBreaches:
 
 @result_rule(
     "rcp-speed",
-    "a closed submission converges no faster than the reference, by a t test of as many runs as are required, and no run of it in 0.7 of its epochs",
+    "a closed submission converges no faster than the reference, by a t test of as many runs as are required, and no run "
+    "of it in 0.7 of its epochs",
     "mlperf_logging rcp_checker",
 )
 def check_rcp_speed(result: Result) -> ResultBreaches:
