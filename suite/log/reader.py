@@ -309,14 +309,14 @@ def _decode_unusual(line: bytes, number: int) -> Iterator[Event | Problem]:
         except DuplicateKeyError as error:
             yield Problem(number, f"an object has {render_repr(str(error))} twice")
         except json.JSONDecodeError as error:
-            yield Problem(
-                number, f"not JSON after :::MLLOG: {error.msg}{_explain_text(text[begin:], error.pos - begin)}"
-            )
+            told = _explain_text(text[begin : begin + _LONGEST], error.pos - begin)
+            yield Problem(number, f"not JSON after :::MLLOG: {error.msg}{told}")
         except (ValueError, RecursionError):
             yield Problem(number, "not JSON after :::MLLOG: too deep or too long a number")
         position = text.find(token, end)
 
 
+_LONGEST = 4096  # characters of a broken record that are looked at: a line may have many of them
 # How what another program made of a record begins, and what that was
 _FORMS = (
     (
@@ -336,7 +336,12 @@ _FORMS = (
 def _explain_text(text: str, place: int) -> str:
     """Return what another program made of a record that is not JSON from ``place`` on. "" if that is not known."""
     found = next((why for form, why in _FORMS if re.match(form, text)), "")
-    if not found and text.startswith("{") and (place >= len(text.rstrip()) or '"' not in text[place + 1 :]):
+    if (
+        not found
+        and len(text) < _LONGEST
+        and text.startswith("{")
+        and (place >= len(text.rstrip()) or '"' not in text[place + 1 :])
+    ):
         found = "it ends within its line: a terminal or a mail wrapped it, or its end was lost"
     return f"; {found}" if found else ""
 
