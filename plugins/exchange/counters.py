@@ -387,8 +387,8 @@ def _split_perf_lines(lines: Sequence[str]) -> Iterator[list[str]]:
             continue
         try:
             found = json.loads(line)
-            names = (*{"interval", "socket"}.intersection(found), "counter-value", "unit", "event")
-            cells = [str(found.get(name, "")) for name in names]
+            before = [name for name in ("interval", "socket") if name in found]
+            cells = [str(found.get(name, "")) for name in (*before, "counter-value", "unit", "event")]
         except (ValueError, RecursionError, AttributeError):
             raise InputError(f"{line[:60]!r} is no line of perf stat -j") from None
         yield cells
