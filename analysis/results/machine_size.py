@@ -33,8 +33,9 @@ class Extent:
 def find_training_units(rows: pd.DataFrame) -> pd.Series:
     """Find the compute units of each result that train: evaluations that overlap may have their own.
 
-    Such a log has fewer ranks than accelerators (OC20 on Eos: 512 of 640). Or several accelerators share a sample, all
-    samples have as many, and what is left over evaluates (OpenFold on Eos: batch 256, 2,048 of 2,080).
+    Such a log has fewer ranks than accelerators (OC20 on Eos: 512 of 640). Or a batch has fewer samples than there are
+    accelerators. Then each sample is trained by equally many, and the rest evaluate (OpenFold on Eos: batch 256, 2,048
+    of 2,080).
     """
     units, ranks, batch = (pd.to_numeric(rows[name]) for name in ("units", "ranks", "global_batch_size"))
     apart = rows["async_eval"].astype(bool) & (rows["unit"] == "accelerator")

@@ -153,8 +153,8 @@ def describe_order(runs: Sequence[TimedRun], side: str) -> Order:
     slope, error = fit_slope([places], [kept])
     trend_p = compute_p(slope, error, len(kept) - 2)
     step_p, place, apart = _find_step(kept)
-    of_all = step_p * (len(kept) - 3)  # places of a step
-    if 2.0 * min(trend_p, of_all) > ORDER_P:  # of two tests
+    of_places = step_p * (len(kept) - 3)  # of all places that a step may have
+    if 2.0 * min(trend_p, of_places) > ORDER_P:  # of two tests
         return Order(tuple(texts))
     early, late = places[:place], places[place:]
     change = (
@@ -164,7 +164,7 @@ def describe_order(runs: Sequence[TimedRun], side: str) -> Order:
         change = f"runs {late[0] + 1} to {late[-1] + 1} of {side} take {math.exp(apart):.3g} times as long"
         change += f" as 1 to {early[-1] + 1}"
     describe(change, apart, late, early)
-    return Order(tuple(texts), slope=trend_p <= of_all)
+    return Order(tuple(texts), slope=trend_p <= of_places)
 
 
 def fit_slope(places: Sequence[Sequence[float]], logs: Sequence[Sequence[float]]) -> tuple[float, float]:
