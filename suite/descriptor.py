@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from mlhpc.suite.card import Card, read_card
 from mlhpc.suite.errors import InputError, explain_unknown_name
-from mlhpc.suite.plugins import CARDS, WORKLOADS, explain_unusable, find_plugins, print_skipped
+from mlhpc.suite.plugins import CARDS, FAILURES, WORKLOADS, explain_unusable, find_plugins, print_skipped
 
 CARD_NAME = "card.yaml"  # in a workload's folder
 
@@ -112,7 +112,7 @@ def load_descriptors() -> dict[str, Descriptor]:
                     f"its benchmark name (mlperf_name) {loaded.card().mlperf_name!r} is that of workload {first!r}; "
                     "its card must state another"
                 )
-        except (Exception, SystemExit) as error:  # a stranger's code: it affects no other workload
+        except FAILURES as error:  # it affects no other workload
             print_skipped("workload", name, plugin.package, explain_unusable(error))
         else:
             found[name] = loaded
@@ -188,8 +188,7 @@ def load_descriptor(name: str) -> Descriptor:
         loaded = _load_entry_point(plugins[name].point)
         # A damaged card is reported here, not in the middle of a run.
         loaded.card()
-    except (Exception, SystemExit) as error:
-        # The code of a stranger's package may raise anything.
+    except FAILURES as error:
         package = plugins[name].package
         raise InputError(f"workload {name!r} of package {package} cannot be used: {explain_unusable(error)}") from error
     return loaded

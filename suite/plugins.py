@@ -25,6 +25,7 @@ SCORES = "mlhpc.scores"  # functions that find the official score of a published
 OFFLOAD_GROUP = "mlhpc.offload"  # keeps experts in a slower memory
 AXES_GROUP = "mlhpc.axes"  # axes whose ranks share samples, and the compression of gradients
 CARDS = "MLHPC_CARDS"  # environment variable: card files of card-only benchmarks, separated as in PATH
+FAILURES = (Exception, SystemExit)  # of the code of another package, which may raise anything and end the program
 OURS = "mlhpc"  # the package whose entries win over others of the same name
 AXES = "axes"  # the wing of spatial, axial, tensor and pipeline parallelism, and of predictions
 OFFLOAD = "offload"  # the wing of OFFLOAD_GROUP

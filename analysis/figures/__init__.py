@@ -15,8 +15,8 @@ from typing import Protocol, cast
 
 from mlhpc.analysis.drawing.view import GOALS, Goal, View
 from mlhpc.suite.errors import InputError
+from mlhpc.suite.plugins import FAILURES, OURS, Plugin, explain_unusable, find_plugins, print_skipped
 from mlhpc.suite.plugins import FIGURES as GROUP
-from mlhpc.suite.plugins import OURS, Plugin, explain_unusable, find_plugins, print_skipped
 
 
 class FigureModule(Protocol):
@@ -66,7 +66,7 @@ def load_figure_modules() -> dict[str, FigureModule]:
                 raise InputError(
                     f"package {plugin.point.value} has no FIGURES; expected a tuple of the names of its figure modules"
                 )
-        except (Exception, SystemExit) as error:
+        except FAILURES as error:
             _print_omission(plugin, name, error)
             continue
         for module, figure in _modules(plugin, package):
@@ -107,7 +107,7 @@ def _modules(plugin: Plugin, package: ModuleType) -> Iterator[tuple[str, FigureM
                     f"figure module {module.__name__} has no {' and no '.join(missing)}; expected TITLE and a tuple"
                     " VIEWS"
                 )
-        except (Exception, SystemExit) as error:
+        except FAILURES as error:
             _print_omission(plugin, name, error)
         else:
             yield name, cast(FigureModule, module)

@@ -25,7 +25,14 @@ from mlhpc.suite.files import open_regular_file, read_json
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.reader import read_limits
 from mlhpc.suite.performance.ceilings_file import Ceilings
-from mlhpc.suite.plugins import SOURCES, explain_missing_wing, explain_unusable, find_plugins, list_missing_wings
+from mlhpc.suite.plugins import (
+    FAILURES,
+    SOURCES,
+    explain_missing_wing,
+    explain_unusable,
+    find_plugins,
+    list_missing_wings,
+)
 
 
 class Kernel(Struct, frozen=True, kw_only=True):
@@ -153,7 +160,7 @@ def _read_by_plugin(kind: str, path: Path, document: Document) -> object:
     plugin = find_plugins(SOURCES)[kind]
     try:
         reader = plugin.point.load()
-    except Exception as error:  # a stranger's code may raise anything
+    except FAILURES as error:
         raise InputError(f"{path}: kind {kind!r} of package {plugin.package}: {explain_unusable(error)}") from error
     return (make_struct_reader(reader) if isinstance(reader, type) else reader)(path, document)
 

@@ -15,6 +15,7 @@ from mlhpc.suite.errors import InputError
 from mlhpc.suite.plugins import (
     COMMANDS,
     EXCHANGE,
+    FAILURES,
     OURS,
     Plugin,
     explain_missing_wing,
@@ -71,7 +72,7 @@ class LazyGroup(Subcommands):
             return None
         try:
             return add_shared(plugin.point.load())
-        except (Exception, SystemExit) as error:  # a stranger's code may raise anything
+        except FAILURES as error:
             raise _make_load_error(cmd_name, plugin.package, error) from error
 
     def invoke(self, ctx: click.Context) -> object:

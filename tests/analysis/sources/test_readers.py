@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
-from mlhpc.analysis.sources.readers import READERS, read_file, read_sources
+from mlhpc.analysis.sources.readers import READERS, list_readers, read_file, read_sources
 from mlhpc.suite.errors import InputError
+from mlhpc.suite.plugins import SOURCES, Plugin
 
 Build = Callable[..., Path]
 
@@ -45,3 +47,14 @@ def test_a_file_without_events_is_no_log(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing\n")
     with pytest.raises(InputError, match=r"notes\.txt: no MLLOG event in this file"):
         read_sources([tmp_path / "notes.txt"])
+
+
+def test_a_reader_of_another_package_that_ends_the_program_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ending.py").write_text("import sys\nsys.exit(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    plugin = Plugin(EntryPoint("odd", "ending:read", SOURCES), "stranger")
+    monkeypatch.setattr("mlhpc.analysis.sources.readers.find_plugins", lambda group: {"odd": plugin})
+    with pytest.raises(InputError, match="kind 'odd' of package stranger: SystemExit: 3"):
+        list_readers()["odd"](Path("odd.json"), {})
