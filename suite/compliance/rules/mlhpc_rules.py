@@ -96,16 +96,10 @@ def check_config_agrees(context: LogContext) -> LogBreaches:
                 f"run_config has {name} = {render_repr(value)}, the events say {render_repr(logged.value)}",
             )
     yield from islice(_check_choices(context, config), 1)
-    if event.metadata.get("simulated_machine", False) is not False:
-        yield event.line, "run_config says that the machine is simulated, or not that it is none"
     stated = context.log.first(mllog.CONFIG_FILE)
     if stated is not None and context.record.config_file is None:
         what = f"config_file = {render_repr(stated.value)}, sha256 = {render_repr(stated.metadata.get('sha256'))}"
         yield stated.line, f"{what}: expected the name of a file without folders, and 64 hexadecimal digits"
-    most, card = convert_to_float(config.get("max_epochs")), context.card
-    # If a card evaluates every N steps, the log's epochs are blocks of N steps.
-    if most is not None and card is not None and card.eval_every_steps is None and len(context.record.epochs) > most:
-        yield event.line, f"run_config has max_epochs = {most:g}, the run has {len(context.record.epochs)} epochs"
 
 
 def _check_choices(context: LogContext, config: Fields) -> LogBreaches:
@@ -323,7 +317,7 @@ def check_cache_agrees(context: LogContext) -> LogBreaches:
         about.get("exit_codes"),
         [parse_int64(about.get(name)) or 0 for name in ("data_bytes", "memory_bytes")],
     )
-    due = judge_state(about.get("command"), tuple(codes) if isinstance(codes, list) else (), sizes[0], sizes[1])
+    due = judge_state(about.get("command"), tuple(codes) if isinstance(codes, list) else (), *sizes)
     if event.value != due:
         what = f"cache_state is {render_repr(event.value)}"
         yield event.line, f"{what}; command, exit codes {render_repr(codes)} and bytes say {due!r}"

@@ -162,7 +162,7 @@ def _check_switched(context: LogContext) -> LogBreaches:
 
 
 def _check_ends(context: LogContext) -> LogBreaches:
-    """Yield what the end of a run lacks, which would show that it was resumed, and seconds or bytes that cannot be."""
+    """Yield seconds or bytes that cannot be."""
     for event in context.every(*_COUNTED):
         most = context.record.time_to_train_s if event.key == mllog.SUSPENDED else None
         wrong = [number for number in list_floats(event.value) if not 0.0 <= number <= (most or math.inf)]
@@ -171,9 +171,6 @@ def _check_ends(context: LogContext) -> LogBreaches:
                 event.line,
                 f"{event.key} has {wrong[0]:g}: expected 0 or more{', and no more than the run' * bool(most)}",
             )
-    stop = context.log.first(mllog.RUN_STOP)
-    if stop is not None and "first_block" not in stop.metadata:
-        yield stop.line, "run_stop has no first_block, which a resumed run would show"
 
 
 @log_rule(
@@ -247,7 +244,8 @@ def _check_load(context: LogContext) -> LogBreaches:
             per_step.add((str(name), total / steps))
             if len(per_step) > len({each for each, _ in per_step}):
                 yield event.line, f"{name} has {total / steps:g} tokens a step; other windows say otherwise"
-            roots = {"load": load, "layers": len(value["load"]), "efficiency": value.get("efficiency")}
+            roots = {"load": load, "layers": len(value["load"])}
+            roots |= {"efficiency": value.get("efficiency"), "phases": value.get("phases")}
             yield from context.list_broken("expert-load", event, **roots)
 
 

@@ -96,8 +96,16 @@ HEALTHY: dict[str, tuple[str, dict[str, Any]]] = {
         "expert-load",
         {
             "layers": 1,
-            "load": {"tokens_per_expert": [5035, 3744, 3279, 3942], "imbalance": 1.25875, "padding_waste": 0.2582},
-            "efficiency": {"useful_tflops": 0.013740652082253066, "executed_tflops": 0.018523391860680867},
+            "load": {
+                "tokens_per_expert": [3719, 3868, 3710, 4703],
+                "imbalance": 1.17575,
+                "drop_rate": 0.025437500000000002,
+                "padding_waste": 0.22035000000000005,
+            },
+            "efficiency": {"useful_tflops": 0.0009775884882257653, "executed_tflops": 0.0012538812136545442},
+            "phases": {"experts": 0.22589237695501652, "experts_backward": 0.1661064779982553},
+            "measured_choice": {"about": {"shape": {"width": 32, "hidden": 64, "activation": "gelu"}}},
+            "number_of_ranks": {"value": 1},
         },
     ),
 }
@@ -105,7 +113,7 @@ HEALTHY: dict[str, tuple[str, dict[str, Any]]] = {
 
 def list_numbers(value: dict[str, Any], *above: str) -> list[tuple[str, ...]]:
     """The path to each number of an object, but for those that only count what others are of."""
-    inner = [(name, each) for name, each in value.items() if name not in ("layers", "tokens_per_expert")]
+    inner = [(name, each) for name, each in value.items() if name not in ("layers", "tokens_per_expert", "activation")]
     return [
         path
         for name, each in inner
@@ -127,5 +135,14 @@ def test_a_healthy_evaluation_keeps_the_rows_and_each_of_its_numbers_breaks_one_
 
 def test_no_step_needs_less_capacity_than_the_mean_of_all() -> None:
     load = HEALTHY["experts"][1]["load"]
-    assert list(find_broken("expert-load", {"load": load | {"needed_capacity": 1.2}}))
+    assert list(find_broken("expert-load", {"load": load | {"needed_capacity": 1.1}}))
     assert not list(find_broken("expert-load", {"load": load | {"needed_capacity": 2.0625}}))
+
+
+@pytest.mark.parametrize(
+    ("factor", "drop_rate", "broken"), [(1.25, 0.0254375, False), (1.0, 0.0254375, False), (1.25, 0.2, True)]
+)
+def test_experts_have_the_places_that_the_capacity_factor_says(factor: float, drop_rate: float, broken: bool) -> None:
+    moe = {"value": {"hyperparameters": {"moe": {"capacity_factor": factor}}}}
+    load = HEALTHY["experts"][1]["load"] | {"drop_rate": drop_rate}
+    assert bool(list(find_broken("expert-load", {"load": load, "run_config": moe}))) == broken
