@@ -144,8 +144,8 @@ class KeptFolder:
         stated: set[tuple[str, str | None, str]] = {
             (name, sha256, "the logs say") for record in records for name, sha256 in _list_digests(record)
         }
-        git = self.info.git if self.info is not None else None
-        if git is not None:
+        git = self.info and self.info.git
+        if git:
             stated.add(("changes.diff", git.diff_sha256, "run.json says"))
         return stated
 

@@ -212,6 +212,10 @@ class RunRecord:
     )
     suspended_s: float | None = stated(mllog.SUSPENDED, parse_float)
     code_file: str | None = stated(mllog.RUN_START, parse_text, about="file")  # which logs the run
+    # Lines of code that log each epoch, of a run that has them all
+    code_lines: Mapping[str, object] | None = derived(lambda log: _find_code_lines(log.run))
+    # The epoch in which the run says that it stopped, less the one that began last
+    stop_epochs: float | None = derived(lambda log: _count_stop_epochs(log.run))
     instance: int | None = stated(mllog.EPOCH_START, parse_int64, about="instance")
     baselines: Mapping[str, float] = field(default_factory=dict)
     oracle_baselines: Mapping[str, float] = field(default_factory=dict)  # by predictors that know the rule of the data
@@ -321,6 +325,20 @@ def _read_sizes(log: Reading) -> Mapping[str, float]:
 def _is_staging_in_run(log: Reading) -> bool | None:
     staging_s, before_s = log.staging_s
     return None if staging_s is None or log.line.start_ms is None else before_s < staging_s / 2
+
+
+def _find_code_lines(run: Log) -> dict[str, object] | None:
+    found = {key: run.first(key) for key in (mllog.EPOCH_START, mllog.EVAL_START, mllog.EVAL_STOP, mllog.EPOCH_STOP)}
+    lines = {key: event.metadata.get("lineno") for key, event in found.items() if event is not None}
+    return lines if len(lines) == len(found) else None
+
+
+def _count_stop_epochs(run: Log) -> float | None:
+    stop = run.first(mllog.RUN_STOP)
+    stated = stop.metadata.get("epoch_num", stop.metadata.get("epoch")) if stop is not None else None
+    last = [event.metadata.get("epoch_num") for event in run.every(mllog.EPOCH_START)][-1:]
+    numbers = [number for each in (stated, *last) if (number := convert_to_float(each)) is not None]
+    return numbers[0] - numbers[1] if len(numbers) == 2 else None
 
 
 def _select_measured_numbers(run: Log) -> dict[str, tuple[float, ...]]:

@@ -98,8 +98,8 @@ def check_provenance_missing(result: Result) -> ResultBreaches:
     elif not any(name.startswith("facts/") for folder in found.folders for name in folder.files):
         yield None, "no facts of a node under provenance/run_<n>/facts"
     for folder in found.folders:
-        loop = folder.info.loop if folder.info is not None else None
-        for name in ("run.json", CONFIG, *(() if loop is None else ("card.yaml", f"code/{loop}"))):
+        loop = folder.info and folder.info.loop
+        for name in ("run.json", CONFIG, *(("card.yaml", f"code/{loop}") if loop else ())):
             if name not in folder.files:
                 yield folder.path / name, "there is no such file"
 
@@ -315,7 +315,7 @@ def _check_installed(
     result: Result, run: RunRecord, folder: KeptFolder, kept: RunConfig | str | None
 ) -> ResultBreaches:
     """Yield what a log states in another way than the files of the suite say, where the run had those of this suite."""
-    descriptor, card = find_descriptor(folder), result.benchmark.card if result.benchmark is not None else None
+    descriptor, card = find_descriptor(folder), result.benchmark and result.benchmark.card
     if has_same_code(folder, None, "__init__.py") and run.suite_version != VERSION:
         yield run.path, f"suite_version: {render_repr(run.suite_version)} in the log, {VERSION!r} by sources.json"
     if descriptor is None or card is None or run.run_start_s is None or run.loop is not None:
@@ -351,11 +351,11 @@ def _check_sizes(result: Result, run: RunRecord, folder: KeptFolder) -> ResultBr
     """Yield what a log states otherwise than run.json, data.json, sources.json or facts."""
     manifest, nodes = folder.read("data.json", Manifest), folder.nodes
     roots: dict[str, Any] = {"log": run, "info": folder.info, "sources": folder.read("sources.json", Sources)}
-    card = result.benchmark.card if result.benchmark is not None else None
+    card = result.benchmark and result.benchmark.card
     unknown = folder.packaged and "data.json" not in folder.files and run.data_manifest is not None
-    if unknown and run.loop is None and card is not None and card.data_sha256 is None:
+    if unknown and run.loop is None and card and card.data_sha256 is None:
         yield folder.path / "data.json", "there is no such file, and the card has no checksum of the data"
-    if manifest is not None:
+    if manifest:
         roots["data"] = {"bytes": manifest.bytes, "files": len(manifest.shards)}
     memory = {round(node.memory.total_gib, 1) for node in nodes if node.memory.total_gib is not None}
     threads = max((node.cpu.threads or 0 for node in nodes), default=0)
@@ -458,12 +458,13 @@ def check_facts_agree(result: Result) -> ResultBreaches:
         return
     first = result.runs[0] if result.runs else RunRecord()
     # If the probe of the accelerators failed on a node, its facts say nothing of them.
-    surveyed = not any(_has_failed_probe(node) for node in facts)
-    allowed = [node.limits.cpus_allowed or 0 for node in facts]  # of one rank
+    surveyed = not any(not node.accelerators and "accelerator" in str(node.problems).lower() for node in facts)
+    allowed, quotas = ([getattr(node.limits, name) or 0 for node in facts] for name in ("cpus_allowed", "cpu_quota"))
     known = {
         "nodes": len(facts),
         "threads": max(node.cpu.threads or 0 for node in facts),
-        "allowed": max(allowed) if all(allowed) else None,
+        "allowed": max(allowed) if all(allowed) else None,  # of one rank
+        "quota": math.fsum(quotas) if all(quotas) else None,
         "accelerators": min(len(node.accelerators) for node in facts) if surveyed else None,
     }
     broken = (find_broken("facts-of-runs", {"run": run, "facts": known}) for run in result.runs)
@@ -478,8 +479,6 @@ def check_facts_agree(result: Result) -> ResultBreaches:
             yield folder.path / "facts", f"has {len(folder.nodes)} nodes; its runs had {most}"
     if result.system is not None and not result.system.problem:
         yield from ((result.system.path, text) for text in _check_models(result.system, facts, surveyed=surveyed))
-    if any(node.simulated for node in facts):
-        yield None, "the facts are those of a simulated machine"
     yield from islice(((None, text) for node in facts for text in _check_node(node, first)), 1)
     for folder in result.provenance.folders:
         yield from islice(_check_environment(folder, max(map(_find_start, result.runs), default=0.0)), 1)
@@ -499,17 +498,15 @@ def _check_environment(folder: KeptFolder, last_s: float) -> ResultBreaches:
         yield from ((folder.path / name, text) for text in _check_collected(folder, node, last_s))
         if environment is None:
             continue
-        machine = environment.machine.rpartition(" ")[2]
-        if node.cpu.architecture not in (UNKNOWN, machine):
-            yield folder.path / name, f"has the architecture {node.cpu.architecture!r}, environment.json {machine!r}"
         known: dict[str, str] = {key: item.version for key, item in environment.by_name().items()}
         if len(known) < len(environment.distributions):
             yield folder.path / "environment.json", "has two distributions of one name"
         packages = {convert_distribution_name(key): text for key, text in node.software.packages.items()}
         # Of others the facts may name a second one that is not imported.
         pairs = [(key, packages.get(key), known.get(key)) for key in map(convert_distribution_name, _COMPARED)]
-        pairs += [] if node.software.python == UNKNOWN else [("Python", node.software.python, environment.python)]
-        for key, text, other in pairs if node.software.packages else ():
+        machine, python = environment.machine.rpartition(" ")[2], node.software.python
+        stated = [("the architecture", node.cpu.architecture, machine), ("Python", python, environment.python)]
+        for key, text, other in [*(pairs if packages else ()), *(each for each in stated if each[1] != UNKNOWN)]:
             if text != other:
                 yield folder.path / name, f"has {key} {render_repr(text)}, environment.json {render_repr(other)}"
 
@@ -534,41 +531,41 @@ def _check_node(node: Facts, run: RunRecord) -> Iterator[str]:
     caches = sum(each.instances for each in node.cpu.caches if each.level == 1 and each.kind != "instruction")
     roots: dict[str, Any] = {"cpu": node.cpu, "limits": node.limits, "first_caches": caches, "tuning": node.tuning}
     preloaded = f"{node.software.preloaded} {node.tuning.get('LD_PRELOAD', '')}"
-    roots["node"] = {"preloaded": preloaded, "precision": (run.config or {}).get("precision")}
+    roots["node"] = {
+        "preloaded": preloaded,
+        "precision": (run.config or {}).get("precision"),
+        "simulated": node.simulated,
+    }
     for _, text in find_broken("facts-agree", roots):
         yield f"the facts of node {render_repr(node.node)}: {text}"
 
 
 def _check_stated_hardware(result: Result, facts: Sequence[Facts]) -> ResultBreaches:
     """Yield the hardware that the system file states against the probes of the nodes."""
-    origin = result.provenance.folders[0].origin if result.provenance.folders else None
-    described = origin.description if origin is not None else None
-    if described is None:
-        return
-    roots = {"stated": described, "found": describe_system_of(facts[0])}
-    yield from ((None, text) for _, text in find_broken("system-file", roots))
+    origin = result.provenance.folders[0].origin
+    if origin is not None and origin.description is not None:
+        roots = {"stated": origin.description, "found": describe_system_of(facts[0])}
+        yield from ((None, text) for _, text in find_broken("system-file", roots))
 
 
 def _check_models(system: SystemFile, facts: Sequence[Facts], *, surveyed: bool) -> Iterator[str]:
     """Compare the models that a system description names with those in the facts of the nodes."""
-    models = [item.model for node in facts for item in node.accelerators]
-    named = system.fields.get("accelerator_model_name")
-    if _has_name(named) and not models and surveyed:
-        yield f"accelerator_model_name = {render_repr(named)}, the facts of the nodes name no accelerator"
-    elif _has_name(named) and models and not _may_be_same_model(str(named), models):
-        yield f"accelerator_model_name = {render_repr(named)}, the facts say {render_repr(models[0])}"
+    accelerators = [item.model for node in facts for item in node.accelerators]
     processors = [node.cpu.model for node in facts]
-    processor = system.fields.get("host_processor_model_name")
-    if _has_name(processor) and not _may_be_same_model(str(processor), processors):
-        yield f"host_processor_model_name = {render_repr(processor)}, the facts say {render_repr(processors[0])}"
+    for name, models in (("accelerator_model_name", accelerators), ("host_processor_model_name", processors)):
+        named = system.fields.get(name)
+        unlike = not _may_be_same_model(str(named), models) if models else surveyed
+        if _has_name(named) and unlike:
+            found = f"say {render_repr(models[0])}" if models else "of the nodes name no accelerator"
+            yield f"{name} = {render_repr(named)}, the facts {found}"
 
 
 @result_rule("code-changed", "the code of a run is that of its commit: nothing was changed locally")
 def check_code_changed(result: Result) -> ResultBreaches:
     for folder in result.provenance.folders if result.group.package is not None else ():
-        git = folder.info.git if folder.info is not None else None
+        git = folder.info and folder.info.git
         # An unknown state counts as changed: only a clean check-out can be repeated.
-        if git is not None and git.dirty is not False:
+        if git and git.dirty is not False:
             yield folder.path / "run.json", f"the code was commit {render_repr(git.commit)} with local changes"
 
 
@@ -682,8 +679,7 @@ def _find_published_rate(result: Result) -> tuple[str, float] | None:
     if model is not None:
         return model, benchmark.fastest[model]
     model = max(benchmark.fastest, key=lambda each: benchmark.fastest[each])
-    what = f"{render_repr(name)}, which no published run used and {model} bounds"
-    return what, benchmark.fastest[model]
+    return f"{render_repr(name)}, which no published run used and {model} bounds", benchmark.fastest[model]
 
 
 def _find_scale(result: Result, run: RunRecord) -> tuple[int | None, int]:
@@ -692,8 +688,7 @@ def _find_scale(result: Result, run: RunRecord) -> tuple[int | None, int]:
     nodes, accelerators = (system.number(name) if system is not None else None for name in _SCALE)
     found = max(run.nodes or 0, nodes or 0)
     # Logs of v0.7 state no nodes; a log of this suite without them breaks other rules.
-    unknown = None if result.ruleset.foreign else 1
-    return found or unknown, max(run.accelerators_per_node or 0, accelerators or 0)
+    return found or (None if result.ruleset.foreign else 1), max(run.accelerators_per_node or 0, accelerators or 0)
 
 
 def _find_work_card(result: Result) -> SizeCard | None:
@@ -728,11 +723,6 @@ def _compute_peak_flops(run: RunRecord, accelerators: int, facts: Sequence[Facts
         return _NODE_PEAK_FLOPS
     full = (run.config or {}).get("precision", "float32") in ("float32", "float64")
     return max(known) * _CORE_HZ * (_FLOPS_PER_CYCLE if full else _FLOPS_PER_CYCLE_REDUCED)
-
-
-def _has_failed_probe(node: Facts) -> bool:
-    """Return True if the probe of a node's accelerators failed."""
-    return not node.accelerators and "accelerator" in str(node.problems).lower()
 
 
 def _has_name(value: object) -> bool:

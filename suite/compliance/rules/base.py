@@ -138,12 +138,12 @@ class LogContext:
         """Yield the identities of a group that the log does not keep: of one event with ``at``. ``more``: its roots."""
         for name, text in find_broken(group, {**self.roots, **more}):
             event = at or self.log.first(name)
-            yield event.line if event is not None else None, text
+            yield event and event.line, text
 
     def logged(self, key: str) -> object:
         """Return the value of the first event of a key. None if there is none."""
         event = self.log.first(key)
-        return event.value if event is not None else None
+        return event and event.value
 
     def every(self, *keys: str) -> Iterator[Event]:
         """Yield all events of some keys, key by key."""

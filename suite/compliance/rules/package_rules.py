@@ -132,15 +132,15 @@ def check_division_agrees(result: Result) -> ResultBreaches:
     if stated not in ("closed", "open"):
         yield result.system.path, f"division = {render_repr(stated)}: expected 'closed' or 'open'"
         return
+    status = result.system.fields.get("status")
     for run in result.runs:
-        if run.division is not None and run.division != stated:
+        logged = run.submission_status if result.ruleset.complete else None
+        if run.division not in (None, stated):
             yield run.path, f"submission_division is {render_repr(run.division)}, the system description says {stated}"
             return
-    status = result.system.fields.get("status")
-    for run in result.runs if result.ruleset.complete else ():
-        if run.submission_status is not None and _classify(run.submission_status) != _classify(status):
-            logged = render_repr(run.submission_status)
-            yield run.path, f"submission_status is {logged}, the system description says {render_repr(status)}"
+        if logged is not None and _classify(logged) != _classify(status):
+            what = f"submission_status is {render_repr(logged)}"
+            yield run.path, f"{what}, the system description says {render_repr(status)}"
             return
 
 
@@ -206,9 +206,10 @@ def check_scale_agrees(result: Result) -> ResultBreaches:
     system = result.system
     nodes, accelerators = system.number("number_of_nodes"), system.number("accelerators_per_node")
     for run in result.runs:
-        if run.nodes is None or run.accelerators_per_node is None:
-            continue
-        if (run.nodes, run.accelerators_per_node) == (nodes, accelerators):
+        if None in (run.nodes, run.accelerators_per_node) or [run.nodes, run.accelerators_per_node] == [
+            nodes,
+            accelerators,
+        ]:
             continue
         # Other codes count an accelerator as a node, or half a node as one: only their product must agree.
         equal = result.ruleset.foreign and run.compute_units == system.compute_units
@@ -224,7 +225,7 @@ def check_scale_agrees(result: Result) -> ResultBreaches:
     _WEAK,
 )
 def check_weak_scale(result: Result) -> ResultBreaches:
-    total = result.system.compute_units if result.system is not None else None
+    total = result.system and result.system.compute_units
     if not result.weak or total is None:
         return
     scale = max((run.compute_units or 0 for run in result.runs), default=0)
@@ -239,7 +240,7 @@ def check_weak_scale(result: Result) -> ResultBreaches:
 
 @result_rule("weak-idle", "all instances together claim the whole system: T <= M S", _WEAK)
 def check_weak_idle(result: Result) -> ResultBreaches:
-    total = result.system.compute_units if result.system is not None else None
+    total = result.system and result.system.compute_units
     scale = max((run.compute_units or 0 for run in result.runs), default=0)
     started = len(result.runs) + len(result.pruned)
     if result.weak and total is not None and 0 < started * scale < total:
@@ -296,10 +297,7 @@ def judge_system(system: SystemFile) -> Iterator[tuple[str, str]]:
         if system.fields.get(name, "") != "" and system.number(name) is None:
             yield "system-field", f"{name} = {render_repr(system.fields[name])}: expected an integer in digits"
     for name in ("host_memory_capacity", "accelerator_memory_capacity"):
-        if (
-            max((float(each) for each in _TERABYTES.findall(str(system.fields.get(name)))), default=0.0)
-            > _MOST_TERABYTES
-        ):
+        if any(float(each) > _MOST_TERABYTES for each in _TERABYTES.findall(str(system.fields.get(name)))):
             yield (
                 "system-field",
                 f"{name} = {render_repr(system.fields[name])}: no node has more than {_MOST_TERABYTES} TB",

@@ -113,13 +113,14 @@ _SETTINGS = (
 )
 _FACTS = (
     *("nodes", "accelerators_per_node", "ranks", "threads_per_rank", "device", "suite_version", "data_manifest"),
-    *("work_per_sample", "baselines", "oracle_baselines", "code_file"),
+    *("work_per_sample", "baselines", "oracle_baselines", "code_file", "code_lines", "stop_epochs"),
 )
 
 
 @result_rule(
     "run-drift",
-    "all runs of a result log the same keys and state the same hyperparameters, scale, data, work and version",
+    "all runs of a result log the same keys, from the same lines of code, and state the same hyperparameters, scale, data, "
+    "work and version",
 )
 def check_run_drift(result: Result) -> ResultBreaches:
     stated = [(run, dict(_list_stated(result, run))) for run in result.runs]

@@ -16,10 +16,13 @@ from tests.fixtures.logs import ENVIRONMENT, START_MS, Lines, our_run, results
 from tests.fixtures.once import made_once
 from tests.fixtures.runs import describe
 from tests.suite.compliance.forge.forgeries import (
+    ONE,
     Events,
     Forgery,
+    change_document,
     draw,
     edit_logs,
+    find_kept,
     list_forgeries,
 )
 
@@ -116,3 +119,25 @@ def test_all_forgeries_are_errors(package: Path, tmp_path: Path) -> None:
 def test_the_docs_list_what_nobody_can_detect() -> None:
     text = (Path(__file__).parents[4] / "docs" / "checker.md").read_text()
     assert [row["reason"] for row in UNDETECTED if row["reason"] not in text] == []
+
+
+@pytest.mark.parametrize("key", ["epoch_start", "eval_start", "eval_stop", "epoch_stop"])
+def test_one_run_of_other_code_is_an_error(key: str, package: Path, tmp_path: Path) -> None:
+    def forge(events: Events) -> Events:
+        for event in events:
+            if event["key"] == key:
+                event["metadata"]["lineno"] = event["metadata"].get("lineno", 0) + 3
+        return events
+
+    copy = Path(shutil.copytree(package, tmp_path / "ACME"))
+    edit_logs(copy, forge)
+    assert "run-drift" not in {item.rule for item in check([copy]).counted("error")}
+    edit_logs(copy, forge, ONE)
+    assert "run-drift" in {item.rule for item in check([copy]).counted("error")}
+
+
+@pytest.mark.parametrize("quota", [0.01, 64.0])
+def test_runs_used_no_more_cpus_than_their_containers_had(quota: float, package: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(package, tmp_path / "ACME"))
+    change_document(find_kept(copy) / "facts" / "node1.json", ("limits", "cpu_quota"), lambda _: quota)
+    assert ("facts-agree" in {item.rule for item in check([copy]).counted("error")}) == (quota < 1.0)
