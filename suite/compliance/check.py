@@ -351,6 +351,8 @@ def _check_group(
     benchmark = next((log.benchmark for log in checked if log.benchmark is not None), None)
     system = read_system(group.package / "systems" / f"{group.system}.json") if group.package else None
     result = Result(group, records, rules, benchmark, system, tuple(log.record for log in pruned))
+    if seen is not None:
+        result = replace(result, readings=seen.readings[group.package or group.folder])
 
     findings = list(_list_log_findings(result, checked, together=seen is not None))
     # Runs that are not scored decide which of all are.

@@ -6,7 +6,7 @@ A score exists only together with a verdict. The arithmetic of scores is in mlhp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +38,7 @@ class Result:
     ``errors`` counts the errors in its logs, in its runs together, and in its package; ``broken`` names their rules.
     ``power`` lists the rules for
     power readings that it breaks, warnings too. Such a result may have a time as its score, but no energy.
+    ``readings`` has the meters of earlier results of the package by what they read.
     """
 
     group: Group
@@ -49,6 +50,7 @@ class Result:
     errors: int = 0
     broken: tuple[str, ...] = ()
     power: tuple[str, ...] = ()
+    readings: dict[int, Path] = field(default_factory=dict, compare=False)
 
     @property
     def weak(self) -> bool:

@@ -429,6 +429,7 @@ class SeenRuns:
         self._exact: dict[object, dict[Path | None, tuple[Group, RunRecord]]] = defaultdict(dict)
         self._similar: dict[object, RunIndex[RunRecord]] = defaultdict(RunIndex)  # by benchmark and size
         self._measured: dict[Fingerprint, RunRecord] = {}
+        self.readings: dict[Path, dict[int, Path]] = defaultdict(dict)  # by package
 
     def compare(self, group: Group, runs: Sequence[RunRecord]) -> Iterator[tuple[str, Path, str]]:
         """Yield (rule, path, message) for runs that an earlier result has too, then remember the new ones."""

@@ -18,7 +18,11 @@ from mlhpc.suite.compliance.result import Result
 from mlhpc.suite.compliance.rules.base import ResultBreaches, result_rule
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log.energy.power_log import EFFICIENCY, GAP_S, START, STOP, UNSTATED_ACCURACY
-from mlhpc.suite.log.energy.score import build_offset_curve
+from mlhpc.suite.log.energy.score import (
+    build_offset_curve,
+    compute_energy_from_counters,
+    compute_energy_of_run,
+)
 from mlhpc.suite.log.reader import convert_to_float
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.results_tree import POWER, list_files
@@ -182,9 +186,11 @@ def check_power_efficiency(result: Result) -> ResultBreaches:
                     break
 
 
-@result_rule("power-parts", "the accelerators of a node, or another part, take no more than the node")
+@result_rule(
+    "power-parts", "the accelerators of a node, or another part, take no more than the node, nor do its counters"
+)
 def check_power_parts(result: Result) -> ResultBreaches:
-    for _, meters, start, stop in _list_metered_runs(result):
+    for run, meters, start, stop in _list_metered_runs(result):
         whole = {log.index: log for log in meters.of("node")}
         for log in meters.of("part"):
             node = whole.get(log.index)
@@ -196,6 +202,12 @@ def check_power_parts(result: Result) -> ResultBreaches:
             if node_j is not None and part_j is not None and part_j > node_j * slack:
                 part = f"{log.scope}: {part_j:.4g} J in the run"
                 yield log.path, f"{part}, more than the {node_j:.4g} J of {node.path.name}"
+        measured, counted_j = compute_energy_of_run(run, meters), compute_energy_from_counters(run).joules or 0.0
+        if measured.scope == "node" and counted_j > (1.0 + 2.0 * UNSTATED_ACCURACY) * (measured.nodes_j or math.inf):
+            yield (
+                meters.folder,
+                f"{counted_j:.4g} J are counted in the log, more than the {measured.nodes_j:.4g} J of its nodes",
+            )
 
 
 def _compute_energy_j(log: PowerLog, start: float, stop: float) -> float | None:
@@ -222,9 +234,9 @@ def check_power_monotone(result: Result) -> ResultBreaches:
                 yield log.path, f"the counter goes from {counts[fell - 1]:g} J back to {counts[fell]:g} J"
 
 
-@result_rule("power-copied", "no meter repeats the readings of another run or of another node")
+@result_rule("power-copied", "no meter repeats the readings of another run or node, of whatever result of the package")
 def check_power_copied(result: Result) -> ResultBreaches:
-    seen: dict[int, Path] = {}
+    seen = result.readings
     for _, meters, start, stop in _list_metered_runs(result):
         own: dict[int, Path] = {}
         for log in _list_readable_logs(meters):
@@ -233,7 +245,7 @@ def check_power_copied(result: Result) -> ResultBreaches:
             shingles = set(_compute_shingles(log, start, stop))
             source = next((seen.get(each) or own.get(each) for each in shingles if each in seen or each in own), None)
             if source is not None:
-                where = f"{source.parent.name}/{source.name}"
+                where = "/".join(source.parts[-4:])
                 yield log.path, f"{_SHINGLE} or more readings in a row are those of {where}, shifted or scaled at most"
             own.update(dict.fromkeys(shingles, log.path))
         seen.update(own)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from mlhpc.suite.compliance.check import check
 from mlhpc.suite.compliance.result import Result
 from mlhpc.suite.compliance.ruleset import read_ruleset
 from mlhpc.suite.log.energy.score import compute_energy_of_run, compute_energy_to_solution, read_power_logs
-from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.record import CountedEnergy, RunRecord
 from mlhpc.suite.log.results_tree import Group
 from mlhpc.suite.log.score import JudgedRun, TimeToTrain
 from tests.fixtures.logs import edit, our_run, write
@@ -49,11 +50,11 @@ def record(root: Path, run: int, nodes: int) -> RunRecord:
     )
 
 
-def broken(root: Path, records: tuple[RunRecord, ...]) -> set[str]:
+def broken(root: Path, records: tuple[RunRecord, ...], readings: dict[int, Path] | None = None) -> set[str]:
     rules = read_ruleset("mlhpc-1.0")
     others = (root / "power",)
     group = Group(root, tuple(each.path for each in records if each.path), others=others)
-    result = Result(group, records, rules, None, None)
+    result = Result(group, records, rules, None, None, readings={} if readings is None else readings)
     rules_of_power = [rule for rule in RESULT_RULES if rule.name.startswith("power-")]
     return {rule.name for rule in rules_of_power if list(rule.check(result))}
 
@@ -277,6 +278,25 @@ def test_copied_readings_are_named_whatever_the_benchmark_is(tmp_path: Path, ben
     assert "power-copied" not in {finding.rule for finding in check([tmp_path], "mlhpc-1.0").findings}
     (folder / "node_1.txt").write_bytes((folder / "node_0.txt").read_bytes())
     assert "power-copied" in {finding.rule for finding in check([tmp_path], "mlhpc-1.0").findings}
+
+
+def test_no_meter_has_the_readings_of_another_result(tmp_path: Path) -> None:
+    seen: dict[int, Path] = {}
+    for name in ("one", "two", "three"):
+        records = sound(tmp_path / name)
+        if name == "two":
+            for path in (tmp_path / name / "power").glob("*/node_*.txt"):
+                watts = noisy(110, 10_000 + hash(path.parts[-2:]) % 1000)
+                power_log(path, watts=watts, begin_s=START_S + 1000 * int(path.parent.name[-1]) - 5)
+        found = broken(tmp_path / name, records, seen)
+        assert ("power-copied" in found) == (name == "three")
+
+
+@pytest.mark.parametrize(("watts", "found"), [(600.0, False), (1300.0, False), (1600.0, True)])
+def test_counters_take_no_more_than_their_nodes(tmp_path: Path, watts: float, found: bool) -> None:
+    records = sound(tmp_path, runs=1)  # of two nodes of 700 W
+    counted = CountedEnergy({"rapl/package-0": (watts * RUN_S, 2)}, RUN_S)
+    assert ("power-parts" in broken(tmp_path, (replace(records[0], counted=counted),))) == found
 
 
 def test_a_result_without_readings_breaks_none(tmp_path: Path) -> None:
