@@ -127,6 +127,11 @@ class Series:
         return 0.0
 
     @cached_property
+    def step(self) -> float:
+        """The step of the time stamps from which durations follow: some codes log whole seconds."""
+        return 1.0 if all(abs(number - round(number)) < _STAMP_S for number in self.numbers) else 1e-3
+
+    @cached_property
     def classes(self) -> tuple[tuple[int, HashClass], ...]:
         """(place, class) of every two consecutive values. A copy shares most of its classes with its original."""
         if len(self.numbers) < _FEWEST:
@@ -153,7 +158,8 @@ class Series:
             grain = max(self.grain, other.grain)
             logs = zip(self.logs[here], other.logs[there], strict=True)
             return [max(abs(a - b), grain) / scale if scale > 0.0 else math.inf for a, b in logs]
-        return [_compute_duration_distance(a, b) for a, b in zip(self.numbers[here], other.numbers[there], strict=True)]
+        pairs, step = zip(self.numbers[here], other.numbers[there], strict=True), max(self.step, other.step)
+        return [_compute_duration_distance(a, b, step) for a, b in pairs]
 
     def may_share_stretch(self, other: Series, shift: int, place: int) -> bool:
         """Return True if a value before or after the two values at ``place`` is close too.
@@ -256,11 +262,11 @@ class RunIndex(Generic[Owner]):
             self._seen.append((owner, series))
 
 
-def _compute_duration_distance(a: float, b: float) -> float:
-    difference, shortest = abs(a - b), min(a, b)
+def _compute_duration_distance(a: float, b: float, step: float) -> float:
+    difference, shortest = max(abs(a - b), step), min(a, b)
     if difference > _STAMP_S and difference > _DURATION_SHARE * shortest:
         return math.inf  # most durations: above all limits
-    relative = max(abs(math.log(a / b)), 1e-3 / shortest) / _DURATION_SHARE
+    relative = max(abs(math.log(a / b)), step / shortest) / _DURATION_SHARE
     return min(relative, _SAME_STAMP) if difference <= _STAMP_S and shortest >= _SHORTEST_S else relative
 
 

@@ -383,3 +383,12 @@ def test_instances_have_numbers_of_their_own(instances: list[int], found: int) -
     ]
     shown: Any = SimpleNamespace(runs=runs, pruned=(), system=None, weak=True)
     assert len([*check_seed_distinct.check(shown)]) == found
+
+
+@pytest.mark.parametrize("series", range(4))
+def test_honest_runs_that_log_whole_seconds_are_no_copies(series: int, tmp_path: Path) -> None:
+    for seed in range(10):
+        lines = run(10 * series + seed, epoch_s=160.0)
+        write(tmp_path / f"result_{seed}.txt", [replace(line, time_ms=line.time_ms // 1000 * 1000) for line in lines])
+    found = {finding.rule for finding in check([tmp_path], "3.0.0").findings if finding.severity == "error"}
+    assert "run-repeated" not in found
