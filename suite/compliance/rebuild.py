@@ -263,7 +263,7 @@ def build_description(
     ``names`` has submitter, division and status; ``system`` is the name where neither facts nor file have one.
     """
     origin = folders[0].origin
-    described = describe_system(folders[0].nodes, origin and origin.description)
+    described = describe_system(folders[0].nodes, origin.description if origin is not None else None)
     # Instances of a throughput result run on parts of the system, so its nodes are those of all instances.
     nodes = len({node.node for folder in folders for node in folder.nodes}) if weak else first.nodes
     return make_system_description(

@@ -68,6 +68,16 @@ class Result:
         # Closed, which is stricter, if nothing states a division.
         return division != "open"
 
+    @property
+    def total_units(self) -> int | None:
+        """The accelerators of the whole system, or its nodes without any. None if nothing says so."""
+        return self.system.compute_units if self.system is not None else None
+
+    @property
+    def run_units(self) -> int:
+        """What the largest run claims of them."""
+        return max((run.compute_units or 0 for run in self.runs), default=0)
+
     @cached_property
     def provenance(self) -> Provenance:
         """The files of the run folders that the package has."""
@@ -102,7 +112,7 @@ class Result:
                 why = f"not a score: benchmarks or sizes are mixed ({run.path}: {run.benchmark} {run.size})"
                 return TimeToTrain(tuple(JudgedRun(run, None) for run in self.runs), self.benchmark.required_runs, why)
         if self.weak:
-            return compute_throughput(self.runs, self.benchmark, self.system.compute_units if self.system else None)
+            return compute_throughput(self.runs, self.benchmark, self.total_units)
         return compute_time_to_train(self.runs, self.benchmark, self.benchmark.reference_points)
 
     @cached_property

@@ -315,7 +315,7 @@ def _check_installed(
     result: Result, run: RunRecord, folder: KeptFolder, kept: RunConfig | str | None
 ) -> ResultBreaches:
     """Yield what a log states in another way than the files of the suite say, where the run had those of this suite."""
-    descriptor, card = find_descriptor(folder), result.benchmark and result.benchmark.card
+    descriptor, card = find_descriptor(folder), result.benchmark.card if result.benchmark is not None else None
     if has_same_code(folder, None, "__init__.py") and run.suite_version != VERSION:
         yield run.path, f"suite_version: {render_repr(run.suite_version)} in the log, {VERSION!r} by sources.json"
     if descriptor is None or card is None or run.run_start_s is None or run.loop is not None:

@@ -225,10 +225,10 @@ def check_scale_agrees(result: Result) -> ResultBreaches:
     _WEAK,
 )
 def check_weak_scale(result: Result) -> ResultBreaches:
-    total = result.system and result.system.compute_units
+    total = result.total_units
     if not result.weak or total is None:
         return
-    scale = max((run.compute_units or 0 for run in result.runs), default=0)
+    scale = result.run_units
     fitting = compute_instance_scale(result.runs, total)
     hint = f"; {fitting} would fit" if fitting is not None and fitting != scale else ""
     at_once, claimed = count_peak_use((*result.runs, *result.pruned))
@@ -240,8 +240,8 @@ def check_weak_scale(result: Result) -> ResultBreaches:
 
 @result_rule("weak-idle", "all instances together claim the whole system: T <= M S", _WEAK)
 def check_weak_idle(result: Result) -> ResultBreaches:
-    total = result.system and result.system.compute_units
-    scale = max((run.compute_units or 0 for run in result.runs), default=0)
+    total = result.total_units
+    scale = result.run_units
     started = len(result.runs) + len(result.pruned)
     if result.weak and total is not None and 0 < started * scale < total:
         yield None, f"{started} instances of {scale} units are fewer than the system's {total} units"

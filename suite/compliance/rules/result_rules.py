@@ -90,10 +90,8 @@ def check_seed_distinct(result: Result) -> ResultBreaches:
     if len(late) < (1.0 - _FORM_SHARE) * len(result.runs):
         yield from ((run.path, f"seed {run.seed} is no time of the start; of the other runs it is") for run in late)
     # As many as there are here, or as fit into the system. Some launchers number none, some the first one 0.
-    of_one = max((run.compute_units or 0 for run in result.runs), default=0) or math.inf
-    places = max(
-        len(result.runs) + len(result.pruned), ((result.system and result.system.compute_units) or 0) // of_one
-    )
+    of_one = result.run_units or math.inf
+    places = max(len(result.runs) + len(result.pruned), (result.total_units or 0) // of_one)
     for run in result.runs:
         yield from (
             (run.path, text) for _, text in find_broken("seed-distinct", {"run": run, "result": {"places": places}})
