@@ -214,6 +214,8 @@ class RunRecord:
     code_file: str | None = stated(mllog.RUN_START, parse_text, about="file")  # which logs the run
     # Lines of code that log each epoch, of a run that has them all
     code_lines: Mapping[str, object] | None = derived(lambda log: _find_code_lines(log.run))
+    # Whether the accuracy of an epoch is its error with another sign, which some codes log
+    negated_errors: Sequence[bool] | None = derived(lambda log: _compare_errors(log.run))
     # The epoch in which the run says that it stopped, less the one that began last
     stop_epochs: float | None = derived(lambda log: _count_stop_epochs(log.run))
     instance: int | None = stated(mllog.EPOCH_START, parse_int64, about="instance")
@@ -331,6 +333,15 @@ def _find_code_lines(run: Log) -> dict[str, object] | None:
     found = {key: run.first(key) for key in (mllog.EPOCH_START, mllog.EVAL_START, mllog.EVAL_STOP, mllog.EPOCH_STOP)}
     lines = {key: event.metadata.get("lineno") for key, event in found.items() if event is not None}
     return lines if len(lines) == len(found) else None
+
+
+def _compare_errors(run: Log) -> list[bool] | None:
+    errors, accuracies = (
+        {convert_to_float(event.metadata.get("epoch_num")): convert_to_float(event.value) for event in run.every(key)}
+        for key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)
+    )
+    found = {errors[epoch] == -value for epoch, value in accuracies.items() if value is not None and epoch in errors}
+    return sorted(found) or None
 
 
 def _count_stop_epochs(run: Log) -> float | None:

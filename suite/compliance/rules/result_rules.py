@@ -111,7 +111,7 @@ _SETTINGS = (
 )
 _FACTS = (
     *("nodes", "accelerators_per_node", "ranks", "threads_per_rank", "device", "suite_version", "data_manifest"),
-    *("work_per_sample", "baselines", "oracle_baselines", "code_file", "code_lines", "stop_epochs"),
+    *("work_per_sample", "baselines", "oracle_baselines", "code_file", "code_lines", "stop_epochs", "negated_errors"),
 )
 
 

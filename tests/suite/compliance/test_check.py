@@ -258,6 +258,21 @@ def test_runs_begin_from_one_checkpoint(tmp_path: Path, changed: bool) -> None:
     assert errors(check([results(tmp_path, 10, run)], "3.0.0")).count("run-drift") == changed
 
 
+@pytest.mark.parametrize("by", [0.0, 0.0001])
+def test_an_error_is_the_same_where_it_is_logged_as_an_accuracy(tmp_path: Path, by: float) -> None:
+    def run(n: int) -> Lines:
+        lines = hpc_run(seed=n, start_ms=START_MS + n * 10**7)
+        values = {
+            line.metadata["epoch_num"]: line.value for line in lines if line.key == "eval_error" and line.metadata
+        }
+        for place, (epoch, value) in enumerate(values.items()):
+            stated = -value - by * (n == 3 and epoch == 24)
+            lines = insert(Line("eval_accuracy", stated, metadata={"epoch_num": epoch}), "eval_stop", place)(lines)
+        return lines
+
+    assert errors(check([results(tmp_path, 10, run)], "3.0.0")).count("run-drift") == (by > 0.0)
+
+
 @pytest.mark.parametrize("name", ["epoch", "epoch_num"])
 @pytest.mark.parametrize("later", [0, 1])
 def test_runs_stop_in_the_epoch_that_they_say(tmp_path: Path, name: str, later: int) -> None:
