@@ -81,6 +81,7 @@ Metrics = Mapping[str, tuple[str, str]]  # value and unit, as the file has them
 def _parse_ncu(lines: Sequence[str]) -> list[Kernel]:
     """Parse `ncu --csv`: one metric per line; with `--page raw` one launch per line after a line of units."""
     rows = _read_ncu_rows(lines)
+    _refuse_several_ranks(row for row in rows if row["ID"])
     launches = _group_ncu_metrics(rows) if rows and "Metric Name" in rows[0] else _parse_ncu_page(rows)
     used = _select_ncu_metrics({name: cell for _, metrics in launches.values() for name, cell in metrics.items()})
     for number, (_, metrics) in launches.items():
@@ -102,25 +103,51 @@ def _read_ncu_rows(lines: Sequence[str]) -> list[dict[str, str]]:
     return rows
 
 
+# Columns whose values are those of one rank: ncu's, rocprofv3's, rocprof's
+ONE_RANK = ("Host Name", "Process ID", "Device", "Process_Id", "Agent_Id", "GPU_ID", "pid", "gpu-id")
+
+
+def _refuse_several_ranks(rows: Iterable[Mapping[str, str]]) -> None:
+    """Raise InputError if launches are of several processes or devices: their sum is not the work of one rank."""
+    seen: dict[str, str] = {}
+    for row in rows:
+        for name in ONE_RANK:
+            if (value := row.get(name)) is not None and seen.setdefault(name, value) != value:
+                raise InputError(
+                    f"has launches of {name} {seen[name]} and {value}; expected those of one rank: collect each rank "
+                    "into a file of its own"
+                )
+
+
 def _group_ncu_metrics(rows: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, dict[str, tuple[str, str]]]]:
     """Group kernel name and metrics of each launch by its id, from one metric per row."""
     launches: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {}
     for row in rows:
-        metrics = launches.setdefault(row["ID"], (row["Kernel Name"], {}))[1]
-        metrics.setdefault(_rename_ncu_metric(row["Metric Name"]), (row["Metric Value"], row["Metric Unit"]))
+        name, cell = _rename_ncu_metric(row["Metric Name"]), (row["Metric Value"], row["Metric Unit"])
+        # A metric stands in several sections of a launch, with one value
+        if launches.setdefault(row["ID"], (row["Kernel Name"], {}))[1].setdefault(name, cell) != cell:
+            raise _refuse_twice(row, name)
     return launches
 
 
 def _parse_ncu_page(rows: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, dict[str, tuple[str, str]]]]:
     """Parse kernel name and metrics of each launch by its id, from one launch per row. The first row has the units."""
     units, *launched = rows or ({},)
-    return {
-        row["ID"]: (
-            row["Kernel Name"],
-            {_rename_ncu_metric(name): (value, units[name]) for name, value in row.items() if "__" in name and value},
-        )
-        for row in launched
-    }
+    launches: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {}
+    for row in launched:
+        if row["ID"] in launches:
+            raise _refuse_twice(row, "a row")
+        cells = {
+            _rename_ncu_metric(name): (value, units[name]) for name, value in row.items() if "__" in name and value
+        }
+        launches[row["ID"]] = row["Kernel Name"], cells
+    return launches
+
+
+def _refuse_twice(row: Mapping[str, str], what: str) -> InputError:
+    return InputError(
+        f"launch {row['ID']} of {row['Kernel Name']} has {what} twice; expected one file of ncu, not several in one"
+    )
 
 
 def _rename_ncu_metric(name: str) -> str:
@@ -190,6 +217,7 @@ def _parse_rocprof(lines: Sequence[str]) -> list[Kernel]:
     rocprofv3's counter_collection.csv has one counter of a launch per line instead.
     """
     rows = _join_counters(list(csv.DictReader(lines)))
+    _refuse_several_ranks(rows)
 
     def launches() -> Iterator[tuple[str, float, float, dict[str, float]]]:
         for row in rows:

@@ -153,6 +153,26 @@ def test_ncu_raw_page_longest_first(tmp_path: Path) -> None:
     assert (second.flops, second.bytes) == (7.0, {"L2": 3e6, "dram": 2e6})
 
 
+@pytest.mark.parametrize("name", ["Host Name", "Process ID", "Device", "Process_Id", "Agent_Id", "GPU_ID"])
+def test_launches_of_two_ranks_are_not_those_of_one(tmp_path: Path, name: str) -> None:
+    tool, text = ("rocprof", ROCPROF + ROCPROF.splitlines()[1]) if "_" in name else ("ncu", NCU_RAW)
+    head, *rows = text.splitlines()
+    ncu = tool == "ncu"  # a row of units follows the head
+    same = [f"{head},{name}", *(f"{row},{'' if ncu and not at else 4}" for at, row in enumerate(rows))]
+    assert read(tool, saved(tmp_path, "\n".join(same))) == read(tool, saved(tmp_path, text))
+    with pytest.raises(InputError, match=f"has launches of {name} 4 and 5; expected those of one rank"):
+        read(tool, saved(tmp_path, "\n".join([*same[:-1], same[-1][:-1] + "5"])))
+
+
+def test_a_launch_that_stands_twice_is_named_and_not_dropped(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="launch 1 of add has a row twice; expected one file of ncu"):
+        read("ncu", saved(tmp_path, NCU_RAW + NCU_RAW.splitlines()[-1]))
+    again = NCU_LONG.splitlines()[-1]
+    assert read("ncu", saved(tmp_path, NCU_LONG + again)) == read("ncu", saved(tmp_path, NCU_LONG))  # another section
+    with pytest.raises(InputError, match=r"launch 1 of gemm has dram__bytes\.sum twice"):
+        read("ncu", saved(tmp_path, NCU_LONG + again.replace("500", "600")))
+
+
 def test_rocprof(tmp_path: Path) -> None:
     (kernel,) = read("rocprof", saved(tmp_path, ROCPROF))
     assert kernel.seconds == pytest.approx(1e-6)
@@ -165,9 +185,9 @@ def test_rocprof_one_counter_a_line_is_the_same_as_one_launch_a_line(tmp_path: P
     draw = random.Random(seed)
     names = ["SQ_INSTS_VALU_FMA_F32", "SQ_INSTS_VALU_ADD_F16", "TCC_EA0_RDREQ_sum", "TCC_EA0_WRREQ_sum"]
     wide = [["Process_Id", "Dispatch_Id", "Kernel_Name", "Start_Timestamp", "End_Timestamp", *names]]
-    for process, dispatch in ((process, dispatch) for process in (7, 8) for dispatch in (1, 2, 3)):
+    for dispatch in range(1, 7):
         start, values = draw.randint(1, 999), [draw.randint(1, 9999) for _ in names]
-        fixed = [process, dispatch, f"void k{draw.randint(0, 1)}<float, 2>()", start, start + draw.randint(1, 99)]
+        fixed = [7, dispatch, f"void k{draw.randint(0, 1)}<float, 2>()", start, start + draw.randint(1, 99)]
         wide.append([*map(str, (*fixed, *values))])
     long = [[*row[:5], name, f"{row[at]}.000000"] for row in wide[1:] for at, name in enumerate(names, 5)]
     draw.shuffle(long)
