@@ -48,6 +48,18 @@ def test_intact_shards_are_all_read(tmp_path: Path, shards: list[ShardEntry]) ->
     assert found.value()["gb_per_s"] == pytest.approx(found.bytes / found.seconds / 1e9)
 
 
+@pytest.mark.parametrize("variable", ["HDF5_VOL_CONNECTOR=async under_vol=0;under_info={}", "HDF5_DRIVER=mpio"])
+def test_plug_ins_that_other_programs_want_of_hdf5_do_not_end_python(tmp_path: Path, variable: str) -> None:
+    (tmp_path / "root" / "train").mkdir(parents=True)
+    name = "root/train/shard_00000.h5"
+    code = (
+        f"from mlhpc.suite.data.shards import Path, np, write_shard; write_shard(Path({name!r}), {{'x': np.ones(2)}})"
+    )
+    command = ["env", variable, sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr[-500:]
+
+
 def flip(where: float) -> Callable[[Path], object]:
     def harm(path: Path) -> object:
         content = bytearray(path.read_bytes())
