@@ -107,7 +107,10 @@ def _as_path(kind: type, value: Any) -> Any:
 
 
 def convert_to_plain_data(value: Any, *, without_none: bool = False) -> Any:
-    """Convert a Struct to plain data for JSON or YAML. ``without_none`` omits keys of None."""
+    """Convert a Struct to plain data for JSON or YAML. ``without_none`` omits keys of None.
+
+    A surrogate, as in the name of a file that is no UTF-8, becomes a question mark: no reader of ours takes it.
+    """
     return _plain(msgspec.to_builtins(value, enc_hook=_as_plain), without_none)
 
 
@@ -142,8 +145,11 @@ def _as_plain(value: Any) -> Any:
 
 
 def _plain(value: Any, without_none: bool) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
-        return {key: _plain(item, without_none) for key, item in value.items() if not (without_none and item is None)}
+        kept = {key: item for key, item in value.items() if not (without_none and item is None)}
+        return {_plain(key, without_none): _plain(item, without_none) for key, item in kept.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, without_none) for item in value]
     return value

@@ -447,6 +447,12 @@ def test_other_files_in_the_folder_do_no_harm(tmp_path: Path) -> None:
     assert mlhpc("history", "check", folder).returncode == 0
 
 
+def test_a_result_of_a_folder_whose_name_is_no_utf8_is_added_and_read(tmp_path: Path) -> None:
+    root = written(tmp_path / os.fsdecode(b"R\xff"), 0, count=2)
+    assert mlhpc("history", "add", root, "-o", tmp_path / "history", "--any").returncode == 0
+    assert mlhpc("history", "check", tmp_path / "history").returncode == 4  # too few results
+
+
 def test_no_history_says_how_to_begin_one(tmp_path: Path) -> None:
     done = mlhpc("history", "check", cwd=tmp_path)
     assert done.returncode == 2
