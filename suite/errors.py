@@ -71,10 +71,10 @@ def explain_limit(said: str) -> str:
 
 
 def explain_variable(said: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Return which variable a library refuses, and the command without it. Such a message has name and value."""
+    """Return which variable a library refuses, and the command without it. Such a message has its name."""
     for name, value in environ.items():
-        if "_" in name and value and name in said and value in said:
-            return f"{name} of this shell has that value; without it: env -u {name} mlhpc …"
+        if "_" in name and value and re.search(rf"\b{re.escape(name)}\b", said):
+            return f"{name} of this shell is {value[:40]!r}; without it: env -u {name} mlhpc …"
     return ""
 
 

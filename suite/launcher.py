@@ -190,6 +190,8 @@ _NETWORKS: tuple[tuple[str, str, str], ...] = (
         r"(?:MPIR_CVAR|MPICH|I_MPI|HYDRA)_.+",
         r"MPIDI?_|MPICH|MPII?R_|internal_Init|HYDU?_|mpiexec@",
     ),
+    # With TORCH_DISTRIBUTED_DEBUG=DETAIL torch 2.13 ends ranks by a signal
+    ("what torch checks", r"(?:TORCH|PYTORCH|ATEN)_.+", r"Segmentation fault|Aborted|SIGSEGV|SIGABRT"),
     ("when mpiexec ends the ranks", r"MPIEXEC_TIMEOUT\w*", r"(?i)timed? ?out"),
 )
 _INTERFACES = re.compile(r"[A-Z0-9_]*(?:_IFNAME|_IFACE|_NET_DEVICES|_if_include|_INTERFACE)")

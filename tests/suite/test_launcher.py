@@ -277,6 +277,7 @@ SAID = {  # what a library says, and the variables that choose how it connects
     "MPIDI_OFI_find_provider(84): OFI call getinfo failed": ("FI_PROVIDER", "MPIR_CVAR_CH4_NETMOD"),
     "sys.c:1545 UCX  ERROR no usable transport": ("UCX_TLS",),
     "NCCL error: unhandled system error": ("NCCL_NET",),
+    "EXIT STRING: Segmentation fault (signal 11)": ("TORCH_DISTRIBUTED_DEBUG",),
     "PML ucx cannot be selected; Open MPI": ("OMPI_MCA_pml",),
     "Fatal error in internal_Init: Other MPI error; MPIDI_init": ("MPIR_CVAR_CH4_NETMOD",),
 }

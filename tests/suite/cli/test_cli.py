@@ -182,7 +182,10 @@ def test_a_variable_that_a_library_refuses_is_named_and_no_defect() -> None:
     environment = os.environ | {"TORCH_LOGS": "nonsense"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
-    assert done.stderr.endswith("TORCH_LOGS of this shell has that value; without it: env -u TORCH_LOGS mlhpc …\n")
+    assert done.stderr.endswith("TORCH_LOGS of this shell is 'nonsense'; without it: env -u TORCH_LOGS mlhpc …\n")
+    said = "The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL."  # of torch, which does not repeat it
+    assert "env -u TORCH_DISTRIBUTED_DEBUG mlhpc" in explain_variable(said, {"TORCH_DISTRIBUTED_DEBUG": "x"})
+    assert explain_variable("MY_TORCH_LOGS_TOO", {"TORCH_LOGS": "nonsense"}) == ""
     assert explain_variable("some error", {"TORCH_LOGS": "nonsense"}) == ""
 
 
