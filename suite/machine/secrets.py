@@ -37,7 +37,8 @@ _SECRET_PARTS = re.compile(
 _SECRET_ENDS = (
     *("PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "TOKEN", "SESSIONID", "SESSID"),
     *(f"{of}KEY" for of in ("API", "ACCESS", "ACCOUNT", "SECRET", "PRIVATE", "SHARED", "MASTER")),
-    *(f"{of}KEY" for of in ("SIGNING", "ENCRYPTION", "LICENSE")),
+    *(f"{of}KEY" for of in ("SIGNING", "ENCRYPTION", "LICENSE", "AUTH", "SUBSCRIPTION")),
+    *("MASTERAUTH", "KEYDATA"),
     *(f"{of}PASS" for of in ("STORE", "KEY", "REQUIRE", "PROXY", "MAIL", "SMTP", "LDAP", "CERT")),
     *(f"{of}{word}" for of in ("BIND", "ROOT", "ADMIN", "USER", "DB") for word in ("PASS", "PW")),
 )
@@ -79,7 +80,7 @@ _NAMED = (
         r"""(?<!\w)(?P<name>mots?[ ]de[ ]passe|[^\W\d][\w.-]{0,99})"""
         r"""(?=["']?(?:\]|\}(?=[ \t]*=[ \t]*["']))?(?:[ ]<const>)?[ \t\xa0]*"""
         rf"""(?::[ \t]*{_TYPE}(?:[ \t]*\|[ \t]*{_TYPE}){{0,3}}(?=[ \t]+=[ \t]|=["'])[ \t]*)?"""
-        r"""(?:=>|[:+?]=|[:=：](?!=)|\{(?=["'][^"'\n]{1,200}["']\}))"""
+        r"""(?:=>|[:+?]=|::(?=[ ])|[:=：](?!=)|\{(?=["'][^"'\n]{1,200}["']\}))"""
         r"""(?P<blank>[ \t]*)""" + _BEFORE_VALUE + "(?P<after>))",
         re.I,
     ),
@@ -143,7 +144,7 @@ _NAMED = (
     # A name of a secret, then a word with letters and digits: hf_token .... VALUE, with token VALUE
     re.compile(
         r"""(?<![\w-])(?P<bare>)(?P<name>[A-Za-z]\w*(?:[._-]\w+)+|(?:api|access)[ ]key|token|bearer"""
-        r"""|pass(?:word|wd|phrase)?|\w{1,99}p(?:w|ass))[ \t]+(?:<<<[ \t]*|\.{3,}[ \t]+|--plaintext[ \t]+)?"""
+        r"""|pass(?:word|wd|phrase)?|masterauth|\w{1,99}p(?:w|ass(?:word)?))[ \t]+(?![a-z]+=)(?:<<<[ \t]*|\.{3,}[ \t]+|--plaintext[ \t]+)?"""
         r"""(?P<quote>["']?)""" + _STRONG,
         re.I,
     ),
@@ -176,7 +177,7 @@ _UNQUOTED = re.compile(r"""(?:[^\s,;&"'`}\])<]|<(?!/)|,(?=[^\s,=:"']+(?:[\s"']|$
 _HARMLESS = re.compile(  # a variable of the shell, a place to fill in, a word, a measured or short number
     r"""\$(?:\w+|\{[^}]*\}?)(?:/.*)?|(?:\$\(|[<{%*\[(,]|--).*|[A-Za-z][\w.-]*:|.*REDACTED.*|[-+?=.\d]{0,5}"""
     r"""|\d+(?:\.\d+[a-z/]{0,9}|[mun]s)|0x[\da-f]{1,8}|see|true|false|null|none|yes|no"""
-    r"""|value|name|id|key|index|string|files|compat|\.{3}""",
+    r"""|value|name|id|key|index|string|files|compat|include|omit|same-origin|\.{3}""",
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
@@ -270,9 +271,15 @@ _PLACES = tuple(
         r"\bsqlplus[ \t]+(?:-\w+[ \t]+)*\w+/([^\s\"'$@]+)",
         r"(?m)\bnet[ \t]+user[ \t]+[\w.\\-]+[ \t]+[\"']?([^\s\"'$/*]+)[\"']?[ \t]*(?=/|$)",
         r"(?i)\bConvertTo-SecureString\b(?:[ \t]+-\w+)*[ \t]+[\"']([^\"'\n]+)",
+        r"\b[\w-]*(?:token|key|secret|password)s?[ \t]+set[ \t]+[\"']?"
+        + _STRONG
+        + r"([^\s\"'$=]+)",  # conda-token set X
+        r"\b\w+[ \t]+login[ \t]+\S+@\S+[ \t]+[\"']?" + _STRONG + r"([^\s\"'$=]+)",  # bw login USER X
+        r"\bnuget[ \t]+push[ \t]+\S+[ \t]+[\"']?" + _STRONG + r"([^\s\"'$=-][^\s\"'$]+)",
+        r"-D[\w.]{0,99}\.login=([^\s\"'$]+)",
         # Short flags of tools
         _match_flag("swift", r"-K[ \t=]*"),
-        _match_flag("openssl", r"-[kK][ \t]+"),
+        _match_flag("openssl|prefect", r"-[kK][ \t]+"),
         _match_flag("unzip|zip|zipcloak|ipmitool|pdftk|qpdf|cqlsh|sqlcmd|bcp|bteq|tsql|osql|isql", r"-P[ \t=]*"),
         _match_flag("7z[ar]?|7zz|rar|unrar|x264", r"-h?p", r"(?!\d{1,3}(?:\s|$))[^\s\"'$]+"),
         _match_flag(
@@ -287,12 +294,13 @@ _PLACES = tuple(
         _match_flag("ldap\\w+", r"-w[ \t]*"),
         _match_flag(
             "mongo\\w*|twine|ncftp\\w*|clickhouse\\S*|xfreerdp|smbmap|crackmapexec|nxc|pgcli|mycli|cqlsh|beeline|login"
-            "|sshpass|user(?:add|mod)|aria2c|lftp|(?:neo)?mutt",
+            "|sshpass|user(?:add|mod)|aria2c|lftp|(?:neo)?mutt|rdesktop|cpan-upload",
             r"-p[ \t=]*",
         ),
         _match_flag("ssh-keygen", r"-[NP][ \t]*"),
-        _match_flag("anaconda|influx|glab|flyctl|vercel|netlify|dotnet|cf|rsconnect", r"-t[ \t]+"),
+        _match_flag("doctl|anaconda|influx|glab|flyctl|vercel|netlify|dotnet|cf|rsconnect", r"-t[ \t]+"),
         _match_flag("snmp\\w+", r"-[cAX][ \t]*"),
+        _match_flag("sendemail", r"-xp[ \t]*"),
         _match_flag("gh[ \\t]+secret", r"(?:-b|--body)[ \t=]+"),
         # Addresses: of conda's channels, hooks and bots
         r"https?://\S{1,200}?/t/([\w-]{3,})/",
@@ -313,6 +321,7 @@ _PLACES = tuple(
         # The file of docker: its name is too short to tell
         r"[\"']auth[\"'][ ]*:[ ]*[\"']([A-Za-z0-9+/=]{8,})[\"']",
         # Input of tools that ask
+        r"(?:<<<[ \t]*|<\([ \t]*" + _ECHO + r")[\"']?" + _STRONG + r"([^\s\"'$|)(=;]+)[\"')]*(?=\s|$)",
         rf"(?:\b|_)(?:{_ASKING}|sudo[ \t]+-S|login|(?:with-)?token|stdin)\b[^\n]{{0,300}}<<<[ \t]*[\"']?([^\s\"'$]+)",
         r"\b(?:kinit|kpasswd|passwd|chpasswd|cryptsetup|sudo[ \t]+-S|docker[ \t]+login|gh[ \t]+auth)\b"
         r"[^\n]{0,300}<<-?[ \t]*[\"']?\w+[\"']?\n[ \t]*([^\s$][^\n]*)\n",
@@ -439,6 +448,8 @@ def is_secret_name(name: str) -> bool:
     words = _split_name(name)
     if words[-1] in _NOT_LAST:
         return False
+    if words[-1] in ("DATA", "VALUE") and len(words) > 1:  # client-key-data
+        words.pop()
     if _SECRET_PARTS.search(re.sub(r"[\W_]", "", name).upper()):
         return True
     if not _SECRET_WORDS.isdisjoint(words) or words[-1] in _SECRET_LAST or (name.isupper() and words[-1] == "PASS"):
