@@ -61,7 +61,7 @@ def _render_parts(job: Job, dialect: Dialect) -> dict[str, str]:
         "submit": render_command(dialect),
         "directives": "\n".join(render_directives(job, dialect)),
         "unused": "# shellcheck disable=SC2317,SC2329 # functions of trials" if job.makes_data else "",
-        "modules": _render_modules(site),
+        "modules": _render_refusal(dialect) + _render_modules(site),
         "environment_of_job": dialect.render_environment(job),
         "redirect": _render_redirect(job) if job.output and not dialect.WRITES_OUTPUT else "",
         "scratch": _escape_quoted(site.scratch) if site.scratch else "${TMPDIR:-/tmp}",
@@ -125,6 +125,14 @@ def _render_redirect(job: Job) -> str:
 
 def _render_count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' if number > 1 else ''}"
+
+
+def _render_refusal(dialect: Dialect) -> str:
+    """Render what ends a script that a person started by hand, before anything else."""
+    if not dialect.IN_JOB:
+        return ""
+    said = f"this is no job of {dialect.TITLE} ({dialect.IN_JOB} is not set); submit it: {render_command(dialect)}"
+    return f'[[ -n ${{{dialect.IN_JOB}:-}} ]] || {{\n  echo "$0: {said} $0" >&2\n  exit 2\n}}\n'
 
 
 def _render_modules(site: Site) -> str:

@@ -34,6 +34,7 @@ class Dialect(Protocol):
     STDIN: bool  # the script is given there instead
     PARSABLE: Sequence[str]  # options of the command, for a program that reads its answer
     JOB_ID: str  # pattern of the number in that answer
+    IN_JOB: str  # variable that every job has; "" if there is none
     QUEUE: str  # what shows a person's jobs
     KEPT: Sequence[str]  # variables of the scheduler that a new job needs; the others are an outer job's
     FOREIGN: Sequence[str]  # beginnings of those

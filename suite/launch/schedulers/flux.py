@@ -9,7 +9,7 @@ from mlhpc.suite.launch.schedulers import NOT_KNOWN, Ask, State
 
 TITLE = "Flux"
 TRIED = "not run on a real Flux"
-PREFIX = "# flux:"
+PREFIX, IN_JOB = "# flux:", "FLUX_URI"
 EXAMPLE = 'flux batch -t 120m --env=MLHPC_SIZE=smoke --env=MLHPC_SET="max_epochs=2 precision=bfloat16" FILE'
 SUBMIT, PARSABLE, STDIN = ("flux", "batch"), (), False
 JOB_ID, QUEUE = r"^(?:ƒ|f)(?P<base58>[1-9A-HJ-NP-Za-km-z]+)$", "flux jobs"

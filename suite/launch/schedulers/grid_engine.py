@@ -12,7 +12,7 @@ from mlhpc.suite.launch.schedulers import NOT_KNOWN, Ask, State
 
 TITLE = "Grid Engine"
 TRIED = "8.1.9, one and two nodes"
-PREFIX = "#$"
+PREFIX, IN_JOB = "#$", "JOB_ID"
 EXAMPLE = 'qsub -l h_rt=2:0:0 -v MLHPC_STOP_AFTER_S=7080,MLHPC_SIZE=smoke,MLHPC_SET="max_epochs=2" FILE'
 SUBMIT, PARSABLE, STDIN = ("qsub",), ("-terse",), False
 JOB_ID, QUEUE = r"^(\d+)(?:\.\d+-\d+:\d+)?$", "qstat"

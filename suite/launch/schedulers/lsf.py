@@ -10,7 +10,7 @@ from mlhpc.suite.launch.schedulers import NOT_KNOWN, Ask, State
 
 TITLE = "LSF"
 TRIED = "not run on a real LSF"
-PREFIX = "#BSUB"
+PREFIX, IN_JOB = "#BSUB", "LSB_JOBID"
 EXAMPLE = 'MLHPC_SIZE=smoke MLHPC_SET="max_epochs=2 precision=bfloat16" bsub -W 120 < FILE'
 SUBMIT, PARSABLE, STDIN = ("bsub",), (), True
 JOB_ID, QUEUE = r"^Job <(\d+)> is submitted", "bjobs"

@@ -11,7 +11,7 @@ from mlhpc.suite.launch.schedulers import NOT_KNOWN, Ask, State
 
 TITLE = "PBS"
 TRIED = "not run on a real PBS"
-PREFIX = "#PBS"
+PREFIX, IN_JOB = "#PBS", "PBS_JOBID"
 EXAMPLE = 'qsub -l walltime=2:00:00 -v MLHPC_STOP_AFTER_S=7080,MLHPC_SIZE=smoke,MLHPC_SET="max_epochs=2" FILE'
 SUBMIT, PARSABLE, STDIN = ("qsub",), (), False
 JOB_ID, QUEUE = r"^(\d+)(?:\[\])?(?:\.\S+)?$", "qstat -u $USER"

@@ -11,7 +11,7 @@ from mlhpc.suite.launch.schedulers import NOT_KNOWN, Ask, State
 
 TITLE = "PJM"
 TRIED = "not run on a real PJM"
-PREFIX = "#PJM"
+PREFIX, IN_JOB = "#PJM", "PJM_JOBID"
 EXAMPLE = 'pjsub -L elapse=2:00:00 -x MLHPC_STOP_AFTER_S=7080,MLHPC_SIZE=smoke,MLHPC_SET="max_epochs=2" FILE'
 SUBMIT, PARSABLE, STDIN = ("pjsub",), (), False
 JOB_ID, QUEUE = r"pjsub Job (\d+) submitted", "pjstat"

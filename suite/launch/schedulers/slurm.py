@@ -11,7 +11,7 @@ from mlhpc.suite.node_list import parse_node_list
 
 TITLE = "Slurm"
 TRIED = "22.05.8, two nodes"
-PREFIX = "#SBATCH"
+PREFIX, IN_JOB = "#SBATCH", "SLURM_JOB_ID"
 EXAMPLE = 'sbatch --nodes=4 --time=02:00:00 --export=ALL,MLHPC_SIZE=smoke,MLHPC_SET="max_epochs=2" FILE'
 SUBMIT, PARSABLE, STDIN = ("sbatch",), ("--parsable",), False
 JOB_ID, QUEUE = r"^(?:Submitted batch job )?(\d+)(?:;\S+| on cluster \S+)?$", "squeue --me"  # --parsable or not

