@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import date
 from itertools import accumulate
 from pathlib import Path
 from types import GenericAlias
@@ -414,9 +415,23 @@ def find_mistake(data: Any, kind: Any, error: msgspec.ValidationError) -> Mistak
         shown = wrong if wrong.isprintable() else render_repr(wrong, longest=80)
         return Mistake((*key, wrong), f"{'.'.join((*key, shown))}: {text} as the key")
     name = f"{'.'.join(key)} = " if key else ""
-    if isinstance(data, str) and re.match(r"[-+.]?\d", data) and re.search(r"expected (int|float)", text):
-        text += "; write a number without unit or words"
-    return Mistake(key, f"{name}{render_repr(data, longest=80)}: {text}")
+    if "expected str" in text and (words := _list_choices(kind)):
+        text = f"expected one of {words.strip(' ()')}"
+    shown = str(data) if isinstance(data, date) else render_repr(data, longest=80)
+    return Mistake(key, f"{name}{shown}: {text}{_explain_form(data, text)}")
+
+
+def _explain_form(data: Any, text: str) -> str:
+    """Return how a value is written in YAML that was written as another type. "" if it is no matter of writing."""
+    if isinstance(data, str) and "expected a list" in text:
+        return f"; write [{data}]" if re.fullmatch(r"[\w./+=-]+", data) else "; write a list: [ONE, TWO]"
+    if isinstance(data, str) and re.search(r"expected (int|float)", text) and re.match(r"[-+.]?\d", data):
+        return "; write it without quotes" if data.isdecimal() else "; write a number without unit or words"
+    if isinstance(data, bool) and "expected str" in text:
+        return "; on, off, yes and no are true and false in YAML: put a text in quotes"
+    if isinstance(data, int | float | date) and "expected str" in text:
+        return f'; put it in quotes: "{data}"'
+    return ""
 
 
 def _find_by_path(place: str, data: Any, kind: Any) -> tuple[tuple[str, ...], Any, Any]:

@@ -144,6 +144,7 @@ def test_a_bad_file_is_one_line_with_the_place(tmp_path: Path, text: str, expect
         ("global_batch_size=.nan", "global_batch_size = nan: expected a finite number"),
         ("global_batch_size=null", "global_batch_size = None: expected int"),
         ("hyperparameters.base_learning_rate=.nan", "base_learning_rate = nan: expected a finite number"),
+        ("device=0", "device = 0: expected one of auto, cpu, cuda"),
         ("max_epochs=true", "max_epochs = True: expected int, got bool"),
         ("hyperparameters.momentum=true", "momentum = True: expected float, got bool"),
         ("hyperparameters.dropout=1", "dropout = 1: expected float < 1.0"),

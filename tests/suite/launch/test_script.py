@@ -360,6 +360,12 @@ def test_the_example_shows_every_key() -> None:
         ("name: s\ncontainer:\n  runtime: pyxis\n", r"s\.yaml:2: .*runtime and image belong together"),
         ("name: s\nlauncher:\n  partition: a\n", r"s\.yaml:2: launcher: is now kind, site, resources and container"),
         ("site: {}\n", r"s\.yaml: missing key 'name'"),
+        ("name: s\nsite: {queue: on}\n", r"got bool; on, off, yes and no are true and false in YAML: put a text in quotes"),
+        ("name: s\nsite: {account: 2026-12-01}\n", r"account = 2026-12-01: .* got date; put it in quotes: \"2026-12-01\""),
+        ("name: s\nsite: {queue: 7}\n", r"got int; put it in quotes: \"7\""),
+        ("name: s\nsite: {modules: gcc/12.3}\n", r"got str; write \[gcc/12\.3\]"),
+        ("name: s\nsite: {hosts: 'node[1-4]'}\n", r"got str; write a list: \[ONE, TWO\]"),
+        ("name: s\nresources: {gpus_per_node: '4'}\n", r"got str; write it without quotes"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_system_file_is_one_line_with_its_place(tmp_path: Path, text: str, message: str) -> None:
