@@ -48,9 +48,8 @@ def parse_results(path: Path, content: bytes) -> dict[str, dict[str, float]]:
             raise InputError(f"{path}:{number}: field `node` is missing or not text; expected the name of the node")
         if node in nodes:
             raise InputError(f"{path}:{number}: node {node!r} occurs twice; expected one line for each node")
-        # Values that are no numbers are no metrics
         numbers = {name: convert_to_float(value) for name, value in row.items()}
-        nodes[node] = {name: value for name, value in numbers.items() if value is not None}
+        nodes[node] = {name: math.nan if value is None else value for name, value in numbers.items()}
     if not nodes:
         raise InputError(f"{path}: the file has no node; expected a JSON object with the field `node` in each line")
     return nodes
@@ -59,7 +58,8 @@ def parse_results(path: Path, content: bytes) -> dict[str, dict[str, float]]:
 def convert_to_samples(nodes: Mapping[str, Mapping[str, float]]) -> list[Sample]:
     """Convert results to samples.
 
-    The ranks of a node are its repetitions. Values <= 0 are left out. A return code other than 0 is a failure.
+    The ranks of a node are its repetitions. A return code other than 0 is a failure. Of a node with a value that is no
+    number above 0 the metric is left out: if others have it, the node is not judged by the ranks that are left.
     """
     found = []
     failed = {name for row in nodes.values() for name, value in row.items() if name.endswith("return_code") and value}
@@ -67,14 +67,15 @@ def convert_to_samples(nodes: Mapping[str, Mapping[str, float]]) -> list[Sample]
         ranks: dict[str, list[float]] = {}
         for name, value in row.items():
             metric = _RANK.sub("", name)
-            # Node values are logarithms, which values up to 0 do not have
             if metric in failed:
-                why = f"it is {value:g}" if value else ""
+                why = "" if not value else "it is no number" if math.isnan(value) else f"it is {value:g}"
                 known = () if why else (1.0,)
                 found.append(Sample(node=node, metric=metric, better="less", values=known, failed=why, bound=1.0))
-            elif value > 0.0 and not metric.endswith("return_code"):
+            elif not metric.endswith("return_code"):
                 ranks.setdefault(metric, []).append(value)
         for metric, values in ranks.items():
+            if not all(value > 0.0 for value in values):  # node values are logarithms; NaN is not above 0 either
+                continue
             better: Better = "less" if _LESS_IS_BETTER.search(metric) else "more"
             found.append(Sample(node=node, metric=metric, better=better, values=tuple(values)))
     return found
@@ -160,8 +161,12 @@ def read_samples(path: Path) -> list[Sample]:
     try:
         first = msgspec.json.decode(lines[0])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        # parse_samples names the line and the fault
-        first = None
+        if not lines[0].lstrip().startswith(b"{"):
+            raise InputError(
+                f"{path}:1: {render_repr(lines[0].decode('utf-8', 'replace'), longest=60)} is no JSON object; expected one in each "
+                "line, as `mlhpc preflight node` or SuperBench writes them (docs/fleet.md)"
+            ) from None
+        first = None  # parse_samples names the line and the fault
     # SuperBench has a key for each metric, our samples an object for each metric
     if isinstance(first, dict) and "node" in first and "metric" not in first and "values" not in first:
         if samples := convert_to_samples(parse_results(path, content)):

@@ -144,7 +144,8 @@ _NAMED = (
     # A name of a secret, then a word with letters and digits: hf_token .... VALUE, with token VALUE
     re.compile(
         r"""(?<![\w-])(?P<bare>)(?P<name>[A-Za-z]\w*(?:[._-]\w+)+|(?:api|access)[ ]key|token|bearer"""
-        r"""|pass(?:word|wd|phrase)?|masterauth|\w{1,99}p(?:w|ass(?:word)?))[ \t]+(?![a-z]+=)(?:<<<[ \t]*|\.{3,}[ \t]+|--plaintext[ \t]+)?"""
+        r"""|pass(?:word|wd|phrase)?|masterauth|\w{1,99}p(?:w|ass(?:word)?))[ \t]+"""
+        r"""(?![a-z]+=)(?:<<<[ \t]*|\.{3,}[ \t]+|--plaintext[ \t]+)?"""
         r"""(?P<quote>["']?)""" + _STRONG,
         re.I,
     ),

@@ -54,6 +54,35 @@ def test_a_benchmark_that_failed_on_a_node_makes_it_bad(tmp_path: Path) -> None:
     assert "mem/return_code: failed, but not on others: it is 1" in found.reasons["n3"]
 
 
+@pytest.mark.parametrize("value", [None, "25.0", "NaN", 0, -1, [25.0], True])
+def test_a_node_is_not_judged_by_the_ranks_that_a_broken_value_leaves(tmp_path: Path, value: object) -> None:
+    path = tmp_path / "results.jsonl"
+    rows = [{"node": f"n{i}", "mem/bw:0": 25.0, "mem/bw:1": value if i == 3 else 25.1, "x": 1.0} for i in range(8)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = judge(group_by_metric(read_samples(path)))
+    assert [node for node, word in found.words.items() if word != "good"] == ["n3"]
+    assert found.words["n3"] == "inconclusive"
+    assert "mem/bw" in str(found.reasons["n3"])
+
+
+@pytest.mark.parametrize(
+    "text", ["# nThread 1 nGpus 8\n8388608 float sum\n", "node,metric,value\nn01,triad,412\n", "T/V  N\n"]
+)
+def test_the_output_of_another_tool_is_answered_with_what_is_read(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "results.txt"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"is no JSON object; expected one in each line, as `mlhpc preflight node`"):
+        read_samples(path)
+
+
+def test_a_return_code_that_is_no_number_is_a_failure(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    rows = [{"node": f"n{i}", "mem/bw": 25.0, "mem/return_code": None if i == 3 else 0} for i in range(8)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (said,) = judge(group_by_metric(read_samples(path))).reasons["n3"]
+    assert said.endswith("it is no number")
+
+
 def test_results_without_a_metric_are_no_verdict(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text('{"node": "a", "mem": {"bw": {"mean": 3}}}\n')
