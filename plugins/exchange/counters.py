@@ -407,19 +407,32 @@ def _parse_perf_events(lines: Sequence[str]) -> Iterator[tuple[str, float, str]]
         yield event, float(value), unit
 
 
+# A line of the text for people; thousands have commas
+PERF_TEXT = re.compile(
+    r"(<not \w+>|\d{1,3}(?:,\d{3})*(?:\.\d+)?|\d+(?:\.\d+)?)[ ]+(?:([A-Za-z]+)[ ]+)?(\S+)(?:[ ]{2,}.*)?"
+)
+
+
 def _split_perf_lines(lines: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the cells of each line of `perf stat -x,`. A line of `perf stat -j` becomes count, unit, event."""
+    """Yield the cells of each line of `perf stat -x`. A line of `-j`, or of the text for people, becomes the same."""
+    for_people = any("Performance counter stats for" in line for line in lines)
+    separator = max(",;|\t", key=lambda each: sum(each in line for line in lines))
     for line in (line for line in lines if line.strip() and not line.startswith("#")):
-        if not line.startswith("{"):
-            yield next(csv.reader([line]))
-            continue
-        try:
-            found = json.loads(line)
-            before = [name for name in ("interval", "socket") if name in found]
-            cells = [str(found.get(name, "")) for name in (*before, "counter-value", "unit", "event")]
-        except (ValueError, RecursionError, AttributeError):
-            raise InputError(f"{line[:60]!r} is no line of perf stat -j") from None
-        yield cells
+        if not for_people:
+            yield _split_perf_json(line) if line.startswith("{") else next(csv.reader([line], delimiter=separator))
+        elif found := PERF_TEXT.fullmatch(line.strip()):
+            yield [found[1].replace(",", ""), found[2] or "", found[3]]
+        elif any(_is_perf_event(word) for word in line.split() if "Performance" not in line):
+            raise InputError(f"{line.strip()[:60]!r} has no count as 1,234.5; write it with LC_ALL=C")
+
+
+def _split_perf_json(line: str) -> list[str]:
+    try:
+        found = json.loads(line)
+        before = [name for name in ("interval", "socket") if name in found]
+        return [str(found.get(name, "")) for name in (*before, "counter-value", "unit", "event")]
+    except (ValueError, RecursionError, AttributeError):
+        raise InputError(f"{line[:60]!r} is no line of perf stat -j") from None
 
 
 def _is_perf_event(cell: str) -> bool:

@@ -235,6 +235,30 @@ def test_perfs_json_is_what_its_csv_is(tmp_path: Path) -> None:
     assert read("perf", saved(tmp_path, text)) == read("perf", saved(tmp_path, PERF))
 
 
+PERF_FOR_PEOPLE = """# started on Friday
+
+ Performance counter stats for 'python flops.py' (5 runs):
+
+     2,000,000,000 ns   duration_time                                            ( +-  0.50% )
+               100      fp_arith_inst_retired.512b_packed_single   #    1.2 G/sec  (25.01%)
+                 7      fp_arith_inst_retired.scalar_double:u
+              3.00 MiB  uncore_imc_0/cas_count_read/
+              1.00 MiB  uncore_imc_0/cas_count_write/
+
+       2.000000000 seconds time elapsed                                          ( +-  0.10% )
+"""
+
+
+def test_perfs_other_forms_are_what_its_csv_is(tmp_path: Path) -> None:
+    expected = read("perf", saved(tmp_path, PERF))
+    repeated = re.sub("(?m)(duration_time|single|double:u|read/|write/),", r"\1,0.50%,", PERF)  # -r
+    for text in (PERF.replace(",", ";"), PERF.replace(",", "|"), repeated, PERF_FOR_PEOPLE):
+        assert read("perf", saved(tmp_path, text)) == expected
+    for old, new in (("3.00 MiB", "3,00 MiB"), ("2,000,000,000", "2.000.000.000"), (" 100 ", " <not counted> ")):
+        with pytest.raises(InputError, match="LC_ALL=C|perf did not measure"):
+            read("perf", saved(tmp_path, PERF_FOR_PEOPLE.replace(old, new)))
+
+
 @pytest.mark.parametrize(
     ("tool", "text", "words"),
     [
