@@ -123,6 +123,8 @@ def find_oddity(given: str) -> str:
     if odd := [char for char in given if not char.isprintable()] or [
         char for char in (given[0], given[-1]) if char == " "
     ]:
+        if "\udc80" <= odd[0] <= "\udcff":
+            return f"this shell's locale has no such character ({os.fsencode(given)!r}): LC_ALL=C.UTF-8 mlhpc …"
         plain = "".join(char for char in given if char.isprintable()).strip()
         where = "at its end" if given.endswith(odd[0]) else "in it"
         return f"it has {_NAMES.get(odd[0], f'the character {odd[0]!r}')} {where}{_ask(plain)}"

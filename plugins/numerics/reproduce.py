@@ -6,7 +6,6 @@ A `Reference` has the step in float64 and the bounds of rounding. It can be writ
 from __future__ import annotations
 
 import io
-import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -36,7 +35,7 @@ from mlhpc.suite.data.build import find_data
 from mlhpc.suite.data.manifest import MANIFEST_NAME
 from mlhpc.suite.descriptor import Descriptor
 from mlhpc.suite.errors import InputError, explain_unknown_name
-from mlhpc.suite.files import print_progress, render_error, write_file_atomically
+from mlhpc.suite.files import print_progress, write_file_atomically
 from mlhpc.suite.machine.choice.layout import keep_process_settings, use_onednn
 from mlhpc.suite.training.devices import use_precision
 from mlhpc.suite.training.parallel.recompute import recompute_blocks
@@ -233,11 +232,11 @@ def read_reference(path: Path, case: Case, about: str) -> Reference:
         # weights_only: a stranger's file is data, never code
         version, what, seed, weights, parts, truth, bounds = torch.load(path, weights_only=True)
         if (version, what) != (FORMAT, about):
-            raise ValueError(f"it is a reference of {what}; expected {about}")
+            raise InputError(f"it is a reference of {what}; expected {about}")
         case.model.load_state_dict(weights)
         made = {name: {key: Bound(**bound) for key, bound in each.items()} for name, each in bounds.items()}
         return Reference(replace(case, parts=tuple(parts), seed=seed), truth, made)
     except Exception as error:  # torch.load raises many kinds
-        # torch gives advice to load what may run code
-        first = "not a reference" if isinstance(error, pickle.UnpicklingError) else render_error(error)
+        # torch speaks of its own files, and gives advice to load what may run code
+        first = error if isinstance(error, InputError) else "not a reference, or one of another model"
         raise InputError(f"{path}: {first}; `mlhpc numerics reproduce --record` writes a reference") from None

@@ -22,6 +22,7 @@ from mlhpc.suite.plugins import WORKLOADS, find_plugins
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
 _NO_NUMBER = re.compile(r"('.*') is not a valid (integer|float)( range)?", re.DOTALL)
 _DIRECTORY = re.compile(r"File '(.*)' is a directory", re.DOTALL)
+_FILE = re.compile(r"Directory '(.*)' is a file", re.DOTALL)
 _ABSENT = re.compile(r"(?:File|Directory|Path) (['\"].*['\"]) does not exist")
 FEW = 24  # options of a command that are listed
 SLIP = 0.8  # a name as similar as this was meant and mistyped
@@ -464,6 +465,8 @@ def _explain_value(error: click.BadParameter, parameter: click.Parameter, comman
         return f"{given}: does not exist; mlhpc help {command} says what is expected"
     if directory := _DIRECTORY.fullmatch(message):
         return f"{directory[1]}: is a directory, expected a file"
+    if file := _FILE.fullmatch(message):
+        return f"{file[1]}: is a file, expected a folder"
     return f"{parameter.make_metavar(error.ctx or click.Context(click.Command(command)))}: {message}"
 
 

@@ -2,7 +2,9 @@
 
 import errno
 import json
+import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,6 +123,14 @@ def test_a_path_that_nobody_can_mean_is_said_to_be_what_it_is(
         find_data(choose_default_data_root("cosmoflow", "smoke"), "cosmoflow", "smoke")
     assert str(caught.value).startswith(f"MLHPC_DATA={given!r}: ")
     assert said in str(caught.value)
+
+
+def test_a_name_that_the_locale_does_not_know_is_answered_with_another_locale() -> None:
+    environment = os.environ | {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "mlhpc", "run", "cosmoflow", "--size", "smoke", "-o", "\xf67"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert r"this shell's locale has no such character (b'\xc3\xb67'): LC_ALL=C.UTF-8 mlhpc" in done.stderr
 
 
 @pytest.mark.parametrize("length", range(1, 4))
@@ -253,6 +263,7 @@ def test_a_json_file_that_ends_too_early_is_said_to(tmp_path: Path) -> None:
         ("offload simulate run", "it is a run folder"),
         ("report run --what-if run", "--what-if run: is a directory, expected a file; it is a run folder"),
         ("history check run", "run: not a history; expected a folder of records"),
+        ("package p.zip -o x/y", "p.zip: is a file, expected a folder; it is a packed file"),
         ("check p.zip", "it is a packed file: unpack it first"),
         ("reproduce run --with data", "not a run folder (no result_*.txt)"),
         ("package run --system here --status onprem2", "'onprem2' is not one of 'cloud', 'onprem'"),

@@ -132,7 +132,9 @@ class OwnSteps:
         self._log.stop(mllog.EVAL, metadata=where | {"duration_s": seconds})
         self._end_epoch()
         text = render_metric_value(agreed, target.threshold)
-        shown = f"{text} (target {target.threshold:g}), {self._throughput:,.0f} samples/s"
+        share = target.direction == "max" and target.threshold <= 1.0 < agreed
+        unlike = "; the metric seems to be in per cent, and the target is a share" if share else ""
+        shown = f"{text} (target {target.threshold:g}{unlike}), {self._throughput:,.0f} samples/s"
         self._say(f"epoch {self._label}: {target.metric_name} {shown}")
         if not math.isfinite(agreed):
             return False, f"diverged: {target.metric_name} is {agreed} after epoch {self._label}"

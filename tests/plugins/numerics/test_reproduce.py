@@ -101,9 +101,13 @@ def test_a_reference_judges_another_machine(cosmoflow: Reference, tmp_path: Path
     assert (found.outcome, found.first) == ("not rounding", "data x")
     with pytest.raises(InputError, match="it is a reference of cosmoflow smoke"):
         read_reference(path, other, "cosmoflow mini")
-    path.write_bytes(b"PK")
-    with pytest.raises(InputError, match="--record` writes a reference"):
-        read_reference(path, other, ABOUT)
+    whole = path.read_bytes()
+    for content in (b"PK", b"", whole[: len(whole) // 2], b"x" * 99, b'{"version": 1}'):
+        path.write_bytes(content)
+        with pytest.raises(
+            InputError, match="npz: not a reference, or one of another model; `mlhpc numerics reproduce --r"
+        ):
+            read_reference(path, other, ABOUT)
 
 
 def test_the_command_says_what_is_rounding_and_writes_it(tmp_path: Path) -> None:

@@ -254,6 +254,14 @@ def test_blocks_of_steps_are_counted_as_the_card_says(tmp_path: Path) -> None:
     assert rules_of(card) == {}
 
 
+def test_a_metric_in_per_cent_is_said_to_be_one(card: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_once(card, (95.0,))
+    said = capsys.readouterr()
+    assert "the metric seems to be in per cent, and the target is a share" in said.out + said.err
+    run_once(card, (1.0, 0.5))
+    assert "per cent" not in capsys.readouterr().out
+
+
 def test_staging_is_logged_before_the_run_and_does_not_count(card: Path) -> None:
     with make_run(card) as run:
         with run.staging():
