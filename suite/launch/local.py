@@ -316,7 +316,11 @@ def run_local(
     if stop.number is not None and (ended_by is not None or returncode < 0):
         message = None  # it was asked for, and whoever got the signal says so
     if stop.forced:
-        code, message = 1, f"the ranks did not stop within {render_duration(grace_s)} of the signal and were killed"
+        slow = f"the ranks did not stop within {render_duration(grace_s)} of the signal and"
+        code, message = (
+            1,
+            f"{'a second signal came before the ranks had stopped: they' if stop.again else slow} were killed",
+        )
     # mpiexec can fail after all ranks have come to their end.
     elif message and (kept := read_told()) is not None:
         code, message = kept, f"{message}, but all ranks had come to the end: exit code {kept} counts"
@@ -462,7 +466,7 @@ class _RankStopper:
 
     def __init__(self, token: str, grace_s: float, on_stop: Callable[[int], object] = lambda number: None) -> None:
         self.number: int | None = None  # of the first signal
-        self.forced = False
+        self.forced = self.again = False  # again: by a second signal
         self._asked_s = 0.0
         self._on_stop = on_stop
         self._process: subprocess.Popen[bytes] | None = None
@@ -483,6 +487,7 @@ class _RankStopper:
         if self.number is not None:
             # timeout(1) sends a signal to the process and to its group: two that follow at once are one request.
             if time.monotonic() - self._asked_s > REPEAT_WINDOW_S:
+                self.again = True
                 self._force()
             return
         self.number, self._asked_s = signum, time.monotonic()

@@ -236,6 +236,15 @@ def test_a_signal_reaches_the_ranks_and_they_may_save(tmp_path: Path, number: in
     assert living(tmp_path) == []
 
 
+def test_an_interrupt_typed_twice_is_one_and_the_ranks_save(tmp_path: Path) -> None:
+    process = launch(tmp_path, STOPS_POLITELY, 20)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=LONG_S)[0].count("saved") == 2
+    assert process.returncode == ExitCode.STOPPED
+
+
 def test_ranks_that_ignore_the_signal_are_killed_after_the_grace_period(tmp_path: Path) -> None:
     process = launch(tmp_path, IGNORES_SIGNALS, 0.5)
     process.send_signal(signal.SIGTERM)
@@ -253,7 +262,8 @@ def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     assert process.stdout.readline().strip() == "ignored"
     time.sleep(2 * REPEAT_WINDOW_S)  # sooner it would be the same request
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=LONG_S)
+    said = process.communicate(timeout=LONG_S)[0]
+    assert "a second signal came before the ranks had stopped: they were killed: see " in said
     assert process.returncode == 1
     assert living(tmp_path) == []
 
