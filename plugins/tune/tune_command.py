@@ -307,6 +307,7 @@ def _prepare(workload: str, name: str, overrides: tuple[str, ...], ranks: int, o
     candidates = Candidates(chosen, name, overrides, space, limits, options["objective"])
     if why := candidates.explain_refused(default):
         raise InputError(f"the default itself cannot run here: {why}")
+    first = read_earlier_points(options["earlier"], chosen, space, resources.cores)
     points = space.pool(options["seed"])
     print_progress(f"{len(points)} configurations; predicting which can run")
     reasons = [(point, candidates.explain_refused(point)) for point in points]
@@ -314,10 +315,9 @@ def _prepare(workload: str, name: str, overrides: tuple[str, ...], ranks: int, o
     refused = {spaces.render_point(point, default): why for point, why in reasons if why}
     if not any(point != default for point in pool):
         raise InputError(
-            "no configuration of the space can run, except the default; the first reason:"
-            f" {next(iter(refused.values()), 'none')}"
+            "no configuration of the space can run, except the default: "
+            + next(iter(refused.values()), "it is all that --fix and --only leave")
         )
-    first = read_earlier_points(options["earlier"], chosen, space, resources.cores)
     able = {spaces.key_of_point(point) for point in pool}
     for point in first:
         if spaces.key_of_point(point) not in able:

@@ -159,6 +159,10 @@ def test_predictions_measure_nothing_and_order_what_was_measured(
     (tmp_path / "first" / "tune.json").unlink()
     code, said = search(settings, tmp_path / "second", machine, monkeypatch, *asked)
     assert (code, "has no tune.json; expected the folder of a search" in said) == (2, True)
+    (tmp_path / "first" / "tune.json").write_text('{"version": 9}')
+    asked = ("--from", tmp_path / "first")
+    code, said = search(settings, tmp_path / "second", machine, monkeypatch, *asked)
+    assert (code, "predicting which can run" in said) == (2, False), "that takes a minute"
 
 
 WRONG = {
@@ -171,6 +175,10 @@ WRONG = {
     "an unknown size": (["--size", "smok"], "unknown size 'smok'; did you mean 'smoke'"),
     "no space file": (["--space", "/nowhere.yaml"], "/nowhere.yaml"),
     "nothing to begin from": (["--from", "/nowhere"], "'/nowhere' does not exist"),
+    "all fixed": (
+        ["--fix", "precision=float32", "--fix", "gradient_accumulation_steps=1"],
+        "it is all that --fix and --only leave",
+    ),
     "no data": (["--set", "data=/nowhere"], "/nowhere"),
     "a precision to choose": (["--set", "precision=auto"], "mlhpc tune does not measure which is fastest"),
     "more ranks than fit": (["--ranks", "3"], "the default itself cannot run here"),
