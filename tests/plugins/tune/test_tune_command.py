@@ -155,7 +155,7 @@ def test_predictions_measure_nothing_and_order_what_was_measured(
     assert float(first[1]) < float(first[0]) < float(first[3])
     assert "precision=bfloat16" in first
     code, said = search(settings, tmp_path / "second", machine, monkeypatch, "--predict")
-    assert (code, "say what to learn from with --from FOLDER" in said) == (2, True)
+    assert (code, "--predict needs --from PATH" in said) == (2, True)
     (tmp_path / "first" / "tune.json").unlink()
     code, said = search(settings, tmp_path / "second", machine, monkeypatch, *asked)
     assert (code, "has no tune.json; expected the folder of a search" in said) == (2, True)
