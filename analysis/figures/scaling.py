@@ -24,6 +24,7 @@ from mlhpc.analysis.drawing.charts import (
     make_number_channel,
 )
 from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Question, View, join_statements, render_seconds_interval
+from mlhpc.analysis.figures.waterfall import NAMES, PARTS, compute_intervals, may_be_chance
 from mlhpc.analysis.results.decompose import Factors, build_split, compute_factors
 from mlhpc.analysis.results.machine_size import choose_extent
 from mlhpc.analysis.results.scaling import (
@@ -48,8 +49,9 @@ CAPTION = (
     "Efficiency against the smallest size of the same machine, round and division, counted in what varies "
     "(accelerators, processors, nodes, cores or ranks): 1 is perfect; the weak-scaling efficiency of the table is "
     "given where the batch grew with the size. Efficiency = system (epochs trained per second and unit) × evaluation "
-    "× algorithmic (epochs needed) × staging × other. Staging has what the first epoch trains longer, too. Where "
-    "five sizes or more were run, the answer and the table predict the seconds per epoch at twice the largest size. "
+    "× algorithmic (epochs needed) × staging × other. The table has the 95 % interval of each; one that holds 1 may be "
+    "chance. Staging has what the first epoch trains longer, too. Where five sizes or more were run, the answer and "
+    "the table predict the seconds per epoch at twice the largest size. "
     "The interval of a predicted time is over all models, each band widened by the error on sizes left out. Its "
     "upper end holds if no limit begins beyond the largest size, such as a full switch or a largest batch: no model "
     "knows one. A largest size that is slower than two of three models foresee from the smaller ones, by more than "
@@ -80,6 +82,7 @@ def build_table(study: Study) -> pd.DataFrame:
         predicted = _predict_further(study, series, models)
         batches = series.rows["global_batch_size"].tolist()
         records = series.rows.to_dict("records")
+        first = series.rows.iloc[0]
         for row, size, factors_to in zip(records, series.sizes, _factors(series), strict=True):
             # Weak scaling has the same work on each unit; with a fixed batch the ratio would mean something else
             fixed = row["global_batch_size"] / size == batches[0] / series.sizes[0]
@@ -97,7 +100,8 @@ def build_table(study: Study) -> pd.DataFrame:
                     "staging": factors_to.staging,
                     "other": factors_to.other,
                     SCALING: factors_to.system if fixed else None,
-                    "repeats": any(map(study.repeats_courses, {row["group"], series.rows["group"].iloc[0]})),
+                    **_list_ends(study, first, pd.Series(row), factors_to),
+                    "repeats": any(map(study.repeats_courses, {row["group"], first["group"]})),
                     **predicted,
                     "models": (
                         why or "; ".join(f"{m.name} {m.form}, left-out error {100 * m.loo_error:.1f} %" for m in models)
@@ -117,11 +121,26 @@ def render_answer(study: Study) -> str:
     return join_statements(list(map(_describe_last, last.to_dict("records"))))
 
 
+def _list_ends(study: Study, first: pd.Series, row: pd.Series, factors_to: Factors) -> dict[str, float]:
+    """List the ends of the 95 % interval of each factor between the smallest size and this one."""
+    if row["group"] == first["group"]:
+        return {}
+    part = dict(zip(NAMES, PARTS, strict=False))
+    found = compute_intervals(study, first, row, factors_to)
+    return {
+        f"{part[name]} {end}": at for name, ends in found.items() for end, at in zip(("from", "to"), ends, strict=True)
+    }
+
+
 def _describe_last(row: Mapping[Hashable, Any]) -> str:
-    system, algorithmic = (f"{name} {100 * row[name]:.0f} %" for name in ("system", "algorithmic"))
+    system, algorithmic = (_describe_factor(row, name) for name in ("system", "algorithmic"))
     again = ", of repeated courses" * row["repeats"]
     share = f"{100 * row['efficiency']:.0f} % at {row['size']:g} {row['counts']} ({system}, {algorithmic}{again})"
     return f"{row['series']}: {share}{_describe_prediction(row)}"
+
+
+def _describe_factor(row: Mapping[Hashable, Any], name: str) -> str:
+    return f"{name} {100 * row[name]:.0f} %{': may be chance' * may_be_chance(row, name)}"
 
 
 def _predict_further(study: Study, series: Series, models: list[Model]) -> dict[str, float | str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,7 +165,7 @@ def render_answer(study: Study) -> Answer:
         ("other", row["other"], "(other)"),
     )
     product = " × ".join(f"{value:.3g} {what}" for _, value, what in parts)
-    by_chance = [what.strip("()") for name, _, what in parts if _may_be_chance(row, name)]
+    by_chance = [what.strip("()") for name, _, what in parts if may_be_chance(row, name)]
     text = (
         f"{row['class']}: {row['from']} to {row['to']}: {known} {row['speed-up']:.3g}× = {product}"
         + (f"; {' and '.join(by_chance)} may be chance: the interval holds 1" if by_chance else "")
@@ -182,7 +182,7 @@ def _list_leading(study: Study) -> Iterator[tuple[str, str]]:
             yield str(rows["group"].iloc[1]), str(rows["group"].iloc[0])
 
 
-def _may_be_chance(row: pd.Series, name: str) -> bool:
+def may_be_chance(row: Mapping[Hashable, Any] | pd.Series, name: str) -> bool:
     """Return True if a factor differs from 1 by a per cent or more, and its interval contains 1."""
     low, high = row.get(f"{name} from", math.nan), row.get(f"{name} to", math.nan)
     return bool(abs(row[name] - 1.0) >= LEAST_DIFFERENCE and low <= 1.0 <= high)
@@ -244,11 +244,13 @@ def _pairs(study: Study) -> list[ResultPair]:
                 shown = panels_left > 0 and (compared is None or compared.outcome != Outcome.INCONCLUSIVE)
                 panels_left -= shown
                 plans = _plans(study, a["group"], b["group"])
-                pairs.append(ResultPair(title, a, b, split, compared, shown, _intervals(study, a, b, split), plans))
+                pairs.append(
+                    ResultPair(title, a, b, split, compared, shown, compute_intervals(study, a, b, split), plans)
+                )
     return pairs
 
 
-def _intervals(study: Study, a: pd.Series, b: pd.Series, split: Factors) -> dict[str, Interval]:
+def compute_intervals(study: Study, a: pd.Series, b: pd.Series, split: Factors) -> dict[str, Interval]:
     """Compute the 95 % interval of each factor that differs from run to run, by Welch's t on its logs.
 
     Each factor is a ratio of one quantity of the runs: seconds per epoch, epochs, share of staging, share of other

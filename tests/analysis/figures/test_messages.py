@@ -107,6 +107,24 @@ def test_unlike_divisions_are_no_scaling_series(tmp_path: Path, package: Build, 
     assert "unlike divisions" in list_views()["waterfall"].answer(asked)
 
 
+@pytest.mark.parametrize("certain", [False, True])
+def test_a_share_of_scaling_that_may_be_chance_says_so(
+    tmp_path: Path, package: Build, log: Build, cards: dict[str, Card], certain: bool
+) -> None:
+    """Epochs of the larger size: 5 or 7, as those of the smaller one; or always 9."""
+    root = tmp_path / "hpc_results_v9.9"
+    for system, nodes, epochs in (("daint_a", 2, (5, 5, 7, 5)), ("daint_b", 4, (9,) * 4 if certain else (7, 5, 7, 5))):
+        package(root, system=system, nodes=nodes, submitter=system, runs=4)
+        for trial, count in enumerate(epochs):
+            text = log(errors=(0.5,) * (count - 1) + (0.1,), start_s=1000.0 * trial, train_s=20.0 / nodes, seed=trial)
+            text.write(root / system / f"results/{system}/strong/cosmoflow/result_{trial}.txt")
+    study = read_study([root], cards)
+    row = list_views()["scaling"].table(study).iloc[-1]
+    assert (row["algorithmic from"] <= 1 <= row["algorithmic to"]) == (not certain)
+    said = list_views()["scaling"].answer(study)
+    assert bool(re.search(r"algorithmic \d+ %: may be chance", said)) == (not certain)
+
+
 def test_an_extrapolated_time_has_an_interval(sizes: Study) -> None:
     rows = list_views()["scaling"].table(sizes)
     assert SCALING in rows
