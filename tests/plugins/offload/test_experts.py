@@ -17,6 +17,7 @@ from mlhpc.suite.training.checkpoint import Checkpoint
 from mlhpc.suite.training.parallel.apply import check_model
 from mlhpc.suite.training.parallel.meta_init import build_on_meta
 from mlhpc.suite.training.parallel.parallel_dims import Parallel
+from tests.fixtures.wings import needs_axes
 from tests.plugins.offload.conftest import assert_equal, configure, in_files
 
 STEPS = 4
@@ -102,6 +103,7 @@ def test_settings_that_do_not_fit_are_one_line(start: Any, tmp_path: Path) -> No
         start("moe_lm", *in_files(tmp_path, cache=1000))
 
 
+@needs_axes
 def test_what_cannot_follow_offload_is_refused_and_a_dry_run_makes_no_folder(start: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="torch's compiler cannot follow"):
         start("moe_lm", "offload.tier=host", "compile=true")

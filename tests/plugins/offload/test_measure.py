@@ -11,6 +11,7 @@ import pytest
 from mlhpc.plugins.offload import measure, tier
 from mlhpc.suite.workload import ExpertLayer
 from tests.fixtures.cli import mlhpc
+from tests.fixtures.wings import needs_axes
 from tests.plugins.offload.conftest import configure, in_files
 
 LAYERS = [ExpertLayer(f"layer {number}", 3, parameters, 8.0) for number, parameters in enumerate((512, 1300, 2048))]
@@ -48,6 +49,7 @@ def test_steps_move_what_the_plan_says(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list((tmp_path / "tier").iterdir())
 
 
+@needs_axes
 def test_the_wait_of_a_plan_is_that_of_its_steps(tmp_path: Path) -> None:
     file = tmp_path / "ceilings.json"
     head = {"version": 1, "kind": "ceilings", "system": "x", "date": "2026-11-30", "ranks": 1, "nodes": 1}
