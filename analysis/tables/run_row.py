@@ -6,6 +6,7 @@ Counts epochs: what ``epoch_num`` means in a log, and how many epochs an evaluat
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -61,14 +62,26 @@ class EpochCount:
             epochs = evaluation.number + (1.0 if self.zero_based else 0.0)
         return epochs if 0.0 <= epochs <= LARGEST_PLAUSIBLE else None
 
-    def of_run(self, epochs: Sequence[Interval], evals: Sequence[Evaluation], *, overlapping: bool) -> float | None:
+    def of_run(self, line: Timeline, epochs: Sequence[Interval], evals: Sequence[Evaluation]) -> float | None:
         """Compute the epochs that the run's training time was spent on: those of the last evaluation.
 
-        If evaluations overlap training, they are all epochs that began: the last ones were never evaluated.
+        If evaluations overlap training, they are all blocks that began: the last ones were never evaluated. Of one that
+        run_stop cut, the part counts that it ended: its time is in the run, too.
         """
-        if self.samples_per_epoch is None and overlapping:
-            return float(len(epochs))
-        return self.at(evals[-1]) if evals else None
+        if not any(each.overlaps_training for each in line.evals):
+            return self.at(evals[-1]) if evals else None
+        finished = [each.stop_s - each.start_s for each in epochs if each.stop_s is not None]
+        usual_s = statistics.median(finished) if finished else math.inf
+        blocks = 0.0
+        for each in epochs:
+            length_s = usual_s if each.stop_s is None else each.stop_s - each.start_s
+            left_s = math.inf if line.run_s is None else line.run_s - each.start_s
+            blocks += min(1.0, left_s / length_s) if length_s > 0 else 1.0
+        if not self.samples_per_epoch:
+            return blocks
+        numbers = [each.number for each in line.epochs if each.number is not None]
+        samples = statistics.median(later - earlier for earlier, later in pairwise(numbers))
+        return blocks * samples / self.samples_per_epoch
 
 
 STEP_PARTS = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
@@ -305,13 +318,12 @@ def _outcome(content: LogContent) -> dict[str, Any]:
     values = [e.value for e in valued if e.value is not None]
     hit = _first_reaching(valued, target)
     in_run = [epoch for epoch in line.epochs if line.run_s is None or epoch.start_s < line.run_s]
-    overlapping = any(e.overlaps_training for e in line.evals)
     return {
         "outcome": _outcome_name(content, hit),
         # The rules score no resumed run, and a run without run_stop has no time
         "converged": hit is not None and line.run_s is not None and not _resumed(content),
         "epochs_to_target": content.epochs.at(hit),
-        "epochs_run": content.epochs.of_run(in_run, valued, overlapping=overlapping),
+        "epochs_run": content.epochs.of_run(line, in_run, valued),
         "target_reached_s": hit.reported_s if hit else None,
         "reached_value": hit.value if hit else None,
         "best_value": target.best(values) if target and values else None,

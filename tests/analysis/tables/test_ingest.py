@@ -116,6 +116,27 @@ def test_evaluation_beside_the_next_epoch_costs_no_time_and_is_flagged(
     assert (row["train_s"], row["eval_s"], row["eval_hidden_s"], row["other_s"]) == (20.0, 0.0, 6.0, 0.0)
 
 
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("samples", [1, 40])
+def test_a_block_that_run_stop_cuts_counts_as_far_as_it_came(
+    tmp_path: Path, log: Build, cards: Cards, samples: int, closed: bool
+) -> None:
+    """Eos' OpenFold: the evaluation that meets the target overlaps a block, whose seconds are in the run."""
+    text = log(errors=(), stop=False, staging=None)
+    for block in (1, 2, 3):
+        text.event(10.0 * block - 10, "epoch_start", epoch_num=samples * block)
+        if block < 3:
+            text.event(10.0 * block, "epoch_stop", epoch_num=samples * block)
+    text.event(20.0, "eval_start", epoch_num=samples * 2)
+    text.event(26.0, "eval_error", 0.1, epoch_num=samples * 2)
+    text.event(26.0, "run_stop", status="success")
+    if closed:
+        text.event(32.0, "epoch_stop", epoch_num=samples * 3)
+    row = one(tmp_path, text, cards)
+    cut = 6 / 12 if closed else 6 / 10
+    assert row["epochs_run"] == pytest.approx((2 + cut) * (samples / 100 if samples > 1 else 1))
+
+
 def test_epoch_numbers_that_are_samples_become_epochs(tmp_path: Path, log: Build, cards: Cards) -> None:
     text = log(errors=(), stop=False, staging=None)
     for block, error in ((40, 0.5), (80, 0.1)):
