@@ -119,6 +119,7 @@ TOP_OF_ONE = "time_split"  # that of a page without two results to compare
 
 FAR_APART = 1.05  # one ratio over another: from then on a reader should see both
 MACHINE = "size × speed"
+STAGED_BEFORE = "staging before the run [s]"
 FACTORS = ("size", "speed/size", "evaluation", "epochs", "staging", "other")  # columns of the table of factors
 # Differences from 1 of a factor that is named: of one that is sure, and of one that may be chance
 LEAST_SURE, LEAST_NAMED = 0.005, 0.02
@@ -304,7 +305,6 @@ def _explain_factor(row: pd.Series, name: str) -> str:
             return f"{each} does {value} times the work in the same time{ends}"
         sizes = f"{row['extent to']:,.0f} against {row['extent from']:,.0f} of them"
         return f"{each} does {value} times the work of {other}, {sizes}{ends}"
-    # Staging before the run is not in the times
     words = {
         "evaluation": ("less", "evaluation"),
         "epochs": ("fewer", "epochs"),
@@ -312,6 +312,9 @@ def _explain_factor(row: pd.Series, name: str) -> str:
         "other": ("less", "other time"),
     }
     less, what = words[name]
+    a_s, b_s = row[f"{STAGED_BEFORE} from"], row[f"{STAGED_BEFORE} to"]
+    if name == "staging" and abs(b_s - a_s) > 1 and (row[name] > 1) == (b_s > a_s):  # moved, not saved
+        what += f", but {b_s:.3g} s against {a_s:.3g} s before it"
     again = [str(row[end]) for end in ("from", "to") if name == "epochs" and row[f"repeats {end}"]]
     but = f"; runs of {' and '.join(again)} repeat courses, which the interval does not know" if again else ""
     return f"{less if row[name] > 1 else 'more'} {what}: {value} times as fast{ends}{but}"

@@ -25,6 +25,7 @@ from mlhpc.analysis.drawing.view import (
     CHOOSE_SYSTEMS,
     FACTORS,
     MACHINE,
+    STAGED_BEFORE,
     Answer,
     Question,
     View,
@@ -115,6 +116,7 @@ def build_table(study: Study) -> pd.DataFrame:
             for name, value in (
                 ("device", row["device"]),
                 ("extent", row["extent"]),
+                (STAGED_BEFORE, row["staging_before_run_s.mean"]),
                 ("repeats", study.repeats_courses(row["group"])),
             )
         }

@@ -105,6 +105,10 @@ def test_a_slow_first_epoch_is_no_slow_accelerator(made: Build, cards: Cards) ->
     assert rates["late"] == pytest.approx(rates["soon"], rel=1e-3)
     split = list_views()["time_split"].table(data).set_index("label")
     assert split["first epoch's extra [s]"].tolist() == [60.0, 0.0] or split["first epoch's extra [s]"].max() == 60.0
+    before = data.results["name"].map({"late": 0.0, "soon": 15.0})
+    moved = replace(data, results=data.results.assign(**{"staging_before_run_s.mean": before}))
+    said = "less staging in the run or its first epoch, but 15 s against 0 s before it: "
+    assert said in lines(moved)[0]["why"]
 
 
 def test_accelerators_that_only_evaluate_are_named_and_unknown_ones_are_not(made: Build, cards: Cards) -> None:
