@@ -30,12 +30,13 @@ OURS = "mlhpc"  # the package whose entries win over others of the same name
 AXES = "axes"  # the wing of spatial, axial, tensor and pipeline parallelism, and of predictions
 OFFLOAD = "offload"  # the wing of OFFLOAD_GROUP
 EXCHANGE = "exchange"  # the wing of EXPORTS
+NETWORK = "network"  # the wing of `moe fit`, whose intervals of extrapolations others use
 WINGS: tuple[str, ...] = (
     AXES,
     "dispatch",
     EXCHANGE,
     "fleet",
-    "network",
+    NETWORK,
     "numerics",
     OFFLOAD,
     "tune",

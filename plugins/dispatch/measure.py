@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from mlhpc.plugins.dispatch.loops import Controller, Mode, time_mode
 from mlhpc.plugins.dispatch.results import SHARE, Beyond, Interval, Row
+from mlhpc.suite.plugins import NETWORK, list_missing_wings
 from mlhpc.suite.statistics.sessions import compute_log_interval, compute_mean_interval
 
 CONFIDENCE = 0.95
@@ -156,18 +157,18 @@ def extrapolate(controller: str, mode: str, overheads: Mapping[int, Sequence[flo
     """Predict overheads on 2 and 4 times the measured ranks: a constant and a part per rank, as rank 0 sends to each.
 
     ``overheads`` has the seconds by number of ranks. Ends of intervals are those of the wing `network`: from fits to
-    fewer ranks. Nothing without three numbers of ranks.
+    fewer ranks. Nothing without that wing or three numbers of ranks.
     """
+    sizes = sorted(overheads)
+    mean = {ranks: statistics.fmean(overheads[ranks]) for ranks in sizes}
+    if len(sizes) < 3 or min(mean.values()) <= 0 or NETWORK in list_missing_wings():
+        return []
+
     import numpy as np
     from scipy.optimize import nnls
 
     from mlhpc.plugins.network.fit import Errors
     from mlhpc.plugins.network.intervals import BOUNDED_GROWTH, compute_distances
-
-    sizes = sorted(overheads)
-    mean = {ranks: statistics.fmean(overheads[ranks]) for ranks in sizes}
-    if len(sizes) < 3 or min(mean.values()) <= 0:
-        return []
 
     def predict(used: Sequence[int], ranks: int) -> float:
         # Relative errors: each number of ranks counts as much

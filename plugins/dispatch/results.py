@@ -8,6 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from mlhpc.suite.documents import NotNegative, Positive
+from mlhpc.suite.plugins import NETWORK, mark_missing_wing
 
 KIND: Literal["dispatch"] = "dispatch"
 SHARE = 0.95  # of SPMD's throughput, from which on a controller counts as hidden
@@ -116,6 +117,7 @@ class Dispatch(Struct, frozen=True, kw_only=True):
                 f"{each.overhead_s.render(1e6, ' us')}"
             )
         if not self.extrapolated:
-            yield f"more than {self.ranks} ranks: inconclusive: to extrapolate, 2, 4 and 8 ranks must be measured"
+            why = "inconclusive: to extrapolate, 2, 4 and 8 ranks must be measured"
+            yield mark_missing_wing(NETWORK, f"more than {self.ranks} ranks: {why}")
         if self.doubt:
             yield f"{self.doubt}: these times are too long"

@@ -26,13 +26,14 @@ import pytest
 from msgspec import structs
 
 from mlhpc.analysis.drawing.charts import build_specification
-from mlhpc.plugins.dispatch import command, loops
+from mlhpc.plugins.dispatch import command, loops, measure
 from mlhpc.plugins.dispatch.figures import dispatch_ceiling
 from mlhpc.plugins.dispatch.loops import FirstRank, Mode, list_modes, serve, time_mode
 from mlhpc.plugins.dispatch.measure import extrapolate, find_crossing, measure_rows
 from mlhpc.plugins.dispatch.results import Dispatch, Interval
 from mlhpc.suite.launch.local import make_mpiexec_command
 from tests.fixtures.cli import mlhpc
+from tests.fixtures.wings import needs_network
 from tests.plugins.dispatch.examples import make_result
 
 
@@ -286,6 +287,14 @@ def test_a_crossing_is_interpolated_and_stays_within_the_lengths() -> None:
     assert find_crossing(pairs(1.0)) == 1.5
 
 
+def test_without_the_wing_network_nothing_is_extrapolated_and_what_was_measured_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measure, "list_missing_wings", lambda: ["network"])
+    assert extrapolate("mpi", "sync", {2: [1e-6] * 8, 4: [2e-6] * 8, 8: [4e-6] * 8}) == []
+
+
+@needs_network
 def test_extrapolation_is_as_sure_as_it_says() -> None:
     chance, inside, above = random.Random(3), 0, 0
     for _ in range(200):
