@@ -100,7 +100,8 @@ def _describe_modelled_case(case: Case) -> str:
     """Describe a published result, whose roofs are modelled, by its nearest roof."""
     if case.bounds.nearest is None:
         return f"modelled, {describe_case(case)}"
-    resource = RESOURCE_NAMES[case.bounds.nearest.resource]
+    nearest = case.bounds.nearest
+    resource = f"{RESOURCE_NAMES[nearest.resource]} at the peak of {nearest.roof.name}"
     text = (
         f"{case.benchmark}: a step of {case.label} takes {case.bounds.distance:.2g} times as long as its {resource}"
         " alone would allow (modelled)"
@@ -115,10 +116,11 @@ def _describe_scale(case: Case) -> str:
     few, many = case.scale
     if few > case.batch:
         return (
-            f"; the network would not be the limit on any number of ranks up to the global batch of {case.batch:,.0f}"
+            "; by bandwidth, latency left out, the network would not be the limit on any number of ranks up to the "
+            f"global batch of {case.batch:,.0f}"
         )
     last = _render_ranks(many) if many <= case.batch else f"more than the global batch of {case.batch:,.0f}"
-    return f"; from {_render_ranks(few)} to {last} ranks on the network would be the limit"
+    return f"; from {_render_ranks(few)} to {last} ranks on the network would be the limit by bandwidth"
 
 
 def _render_ranks(ranks: int) -> str:

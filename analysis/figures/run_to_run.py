@@ -44,13 +44,15 @@ QUESTION = Question(
 CAPTION = (
     "Standard deviation over mean of time to train, epochs and seconds per epoch, over the runs that reached the"
     " target. Where epochs spread as wide as time, runs differ by convergence (the seed); where seconds per epoch do,"
-    " by the machine. What epochs explain is the slope of log epochs over log time; the answer names a cause only where"
-    " its 95 % interval excludes 50 %. The table also splits the variance of log time into both and their covariance,"
+    " by the machine. What a part explains is its slope over log time, of log epochs, log seconds per epoch and the"
+    " rest, which is staging, the first epoch and other time; the answer names a cause only where its 95 % interval is"
+    " above 50 %. The table also splits the variance of log (epochs × seconds per epoch) into both and their covariance,"
     " and has the direction of the largest spread on log axes (the principal axis): 100 % is along epochs, 0 % along"
     " seconds per epoch."
 )
 PARTS = (("run_s", "time to train", BLUE), ("epochs", "epochs", VERMILION), ("tau_s", "seconds per epoch", GREEN))
-BY_EPOCHS = "explained by epochs [%]"
+CAUSES = ("epochs", "seconds per epoch", "staging and other time")
+CAUSE = "runs differ mostly by"  # column; None: the runs cannot tell
 
 
 @build_once
@@ -74,37 +76,43 @@ def build_table(study: Study) -> pd.DataFrame:
         line["2 x covariance"] = spread.covariance_twice
         line["from epochs [%]"] = 100 * spread.variance_epochs / total if total else np.nan
         line["direction, along epochs [%]"] = 100 * spread.along_epochs
-        part, half = _explain_by_epochs(runs[["epochs", "tau_s"]].astype(float))
-        line |= {BY_EPOCHS: part, "95 % from [%]": part - half, "95 % to [%]": part + half}
+        line |= _explain(runs[["epochs", "tau_s", "run_s"]].astype(float))
         rows.append(line)
     if not rows:
         raise NotAnswerableError("a result with at least two runs that reached the target")
     return pd.DataFrame(rows)
 
 
-def _explain_by_epochs(runs: pd.DataFrame) -> tuple[float, float]:
-    """Compute the per cent of the spread of log time that comes with epochs, and the half width of its 95 % interval.
+def _explain(runs: pd.DataFrame) -> dict[str, float | str | None]:
+    """Compute the per cent of the spread of log time that comes with each cause, its 95 % interval, and the cause.
 
-    It is the slope of log epochs over log time, so the covariance counts. NaN for fewer than three runs.
+    It is the slope of the part's log over log time, so the covariance counts. NaN for fewer than three runs.
     """
     logs = np.log(runs.where((runs > 0) & np.isfinite(runs)).dropna())
-    times = logs.sum(axis=1)
-    if len(logs) < 3 or np.ptp(times) == 0:
-        return np.nan, np.nan
-    slope, error = fit_slope([list(times)], [list(logs["epochs"])])
-    return 100 * slope, 100 * compute_t_quantile(0.975, len(logs) - 2) * error
+    times = logs["run_s"]
+    found: dict[str, float | str | None] = {CAUSE: None}
+    can_tell = len(logs) >= 3 and np.ptp(times) > 0
+    parts = (logs["epochs"], logs["tau_s"], times - logs["epochs"] - logs["tau_s"])
+    for name, part in zip(CAUSES, parts, strict=True):
+        slope, error = fit_slope([list(times)], [list(part)]) if can_tell else (np.nan, np.nan)
+        half = compute_t_quantile(0.975, len(logs) - 2) * error if can_tell else np.nan
+        ends = {f"{name}, 95 % {end} [%]": 100 * at for end, at in (("from", slope - half), ("to", slope + half))}
+        found |= {f"explained by {name} [%]": 100 * slope, **ends}
+        if slope - half > 0.5:
+            found[CAUSE] = name
+    return found
 
 
 def render_answer(study: Study) -> Answer:
     """State the median spread, what it comes from where the runs can tell, and which result's runs differ most."""
     frame = build_table(study)
     spread = frame["time to train, std/mean [%]"]
-    by_epochs, by_speed = frame["95 % from [%]"] > 50, frame["95 % to [%]"] < 50
+    causes = frame[CAUSE].value_counts()
     if len(frame) == 1:
         runs = render_sessions(frame["n"].iloc[0], frame["sessions"].iloc[0])
         cause = (
-            f"mostly by {'epochs' if by_epochs.all() else 'seconds per epoch'}"
-            if (by_epochs | by_speed).all()
+            f"mostly by {frame[CAUSE].iloc[0]}"
+            if len(causes)
             else f"whether by epochs or by seconds per epoch cannot be told from {runs}"
         )
         return Answer(f"times of runs vary by {render_percent(spread.max())} (standard deviation / mean), {cause}")
@@ -112,8 +120,9 @@ def render_answer(study: Study) -> Answer:
     problem = render_short_heading(most["benchmark"], most["size"], most["mode"])
     return Answer(
         f"times of runs vary by {render_percent(spread.median())} (standard deviation / mean, median over results); "
-        f"runs differ mostly by epochs in {by_epochs.sum()} of {render_count(len(frame), 'result')}, by seconds per "
-        f"epoch in {by_speed.sum()}, and the runs of {(~by_epochs & ~by_speed).sum()} cannot tell; "
+        f"runs differ mostly by epochs in {causes.get(CAUSES[0], 0)} of {render_count(len(frame), 'result')}, by "
+        f"{CAUSES[1]} in {causes.get(CAUSES[1], 0)}, by {CAUSES[2]} in {causes.get(CAUSES[2], 0)}, and the runs of "
+        f"{frame[CAUSE].isna().sum()} cannot tell; "
         f"most: {most['label']} ({problem}), {render_percent(most['time to train, std/mean [%]'])} of "
         f"{render_sessions(most['n'], most['sessions'])}"
     )

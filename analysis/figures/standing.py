@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import altair as alt
@@ -147,7 +147,11 @@ def _describe(row: Mapping[Any, Any], time_s: float) -> dict[str, Any]:
     units = row["units_described" if row["mode"] == "weak" and pd.notna(row["units_described"]) else "units"]
     names = {name: row[name] for name in ("benchmark", "size", "mode", "label", "name", "device", "published")}
     names["machine"] = row["machine"] if row["published"] else row["name"]
-    numbers = {"time to train [min]": time_s / 60, "models/min": row["models_per_min"]}
+    numbers = {
+        "time to train [min]": time_s / 60,
+        "models/min": row["models_per_min"],
+        "carried over from": row["carried"],
+    }
     # What a score becomes with the staging before its runs
     return names | {"devices": units} | numbers | {"with staging": row["score_with_staging_s"] / row["score_s"]}
 
@@ -157,9 +161,9 @@ def render_answer(study: Study) -> Answer:
     sentences = []
     for _, rows in build_table(study).groupby("class", sort=False):
         best, *others = rows[rows["verdict"] != NOT_RANKED].to_dict("records")
-        said = f"{best['task']}: {best['label']}"
+        said = f"{best['task']}: {_name(best)}"
         if others:
-            label, times, verdict = others[0]["label"], f"{others[0]['ratio']:.3g} times", others[0]["verdict"]
+            label, times, verdict = _name(others[0]), f"{others[0]['ratio']:.3g} times", others[0]["verdict"]
             if verdict == ONE_EACH:
                 said += f" trains {times} as many as {label}"
             else:
@@ -167,6 +171,11 @@ def render_answer(study: Study) -> Answer:
         said += name_passed(rows)
         sentences.append(Answer(said, rows.index))
     return join_statements(sentences)
+
+
+def _name(row: Mapping[Hashable, Any]) -> str:
+    first = row["carried over from"]
+    return f"{row['label']} (carried over from {first})" if pd.notna(first) else str(row["label"])
 
 
 def draw_chart(table: pd.DataFrame) -> Chart:

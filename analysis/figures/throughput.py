@@ -20,6 +20,7 @@ from mlhpc.analysis.drawing.charts import (
 )
 from mlhpc.analysis.drawing.view import (
     CHOOSE_SYSTEMS,
+    MOST_PASSED,
     Answer,
     Question,
     View,
@@ -137,6 +138,7 @@ def build_models_table(study: Study) -> pd.DataFrame:
         ("label", "division", "models"),
         {
             "models/min": frame["models_per_min"],
+            "not ranked": frame["not_ranked"],
             "compute units of the system": frame["units_described"],
             "models/min per 1000 units of the system": 1000 * frame["models_per_min"] / frame["units_described"],
             "compute units that trained these at once": frame["units_busy"],
@@ -149,21 +151,29 @@ def build_models_table(study: Study) -> pd.DataFrame:
 
 
 def render_models_answer(study: Study) -> Answer:
-    """Name the most models per minute of each task."""
+    """Name the most models per minute of each task, and those that are not ranked with more."""
     sentences = []
     frame = _select_with_models(study).reset_index(drop=True)  # the rows of the table
     for _, short, rows in group_tasks(frame):
-        best = rows.iloc[0]
+        ranked = rankable(rows)
+        if ranked.empty:
+            continue
+        best = ranked.iloc[0]
         units = render_system_units(best)
         of = f" on {units} compute units" if units else ""
-        said = f"{short}: {best['models_per_min']:.3g} models/min{of} ({best['label']})"
-        sentences.append(Answer(said, [best.name]))
+        first = f", carried over from {best['carried']}" if pd.notna(best["carried"]) else ""
+        said = f"{short}: {best['models_per_min']:.3g} models/min{of} ({best['label']}{first})"
+        more = rows[(rows["models_per_min"] > best["models_per_min"]) & rows["not_ranked"].notna()]
+        named = [f"{row['models_per_min']:.3g} ({row['label']})" for row in more.head(MOST_PASSED).to_dict("records")]
+        said += f"; more, but not ranked: {', '.join(named)}" if named else ""
+        sentences.append(Answer(said, [best.name, *more.index[:MOST_PASSED]]))
     return join_statements(sentences)
 
 
 def draw_models_chart(table: pd.DataFrame) -> Chart:
     """Draw models per minute, with the share of the time that an instance ran at the bar's end."""
     shares = table["an instance ran, mean share [%]"].map("ran {:.0f} % of the time".format)
+    shares += table["not ranked"].notna().map({True: ", not ranked", False: ""})
     return draw_result_panels(
         table.assign(_end=shares),
         lambda rows: draw_stacked_bars(rows, {"models/min": BLUE}, "models per minute", text="_end"),
@@ -184,7 +194,7 @@ def _with_rate(study: Study) -> pd.DataFrame:
 
 def _select_with_models(study: Study) -> pd.DataFrame:
     """Select results with models per minute, the most first in each benchmark and size."""
-    frame = study.ranked
+    frame = study.in_rounds
     frame = frame[(frame["models_per_min"] > 0) & (frame["score_s"] > 0)]
     if frame.empty:
         raise NotAnswerableError("a throughput-mode result (several instances at once) with a score")
