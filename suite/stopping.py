@@ -19,7 +19,8 @@ from types import FrameType
 from mlhpc.suite import LAUNCH
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# A signal so soon after the first is the same request: timeout(1) sends it to the process and its group, people type ^C twice
+# A signal so soon after the first is the same request: timeout(1) sends it to the process and its group, and people type
+# ^C twice
 REPEAT_WINDOW_S = 1.0
 RERAISE_AFTER_S = 0.02  # after which an interrupt is raised again that Python could only report
 

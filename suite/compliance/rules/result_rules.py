@@ -117,8 +117,8 @@ _FACTS = (
 
 @result_rule(
     "run-drift",
-    "all runs of a result log the same keys, from the same lines of code, and state the same hyperparameters, scale, data, "
-    "work and version",
+    "all runs of a result log the same keys, from the same lines of code, and state the same hyperparameters, scale, "
+    "data, work and version",
 )
 def check_run_drift(result: Result) -> ResultBreaches:
     stated = [(run, dict(_list_stated(result, run))) for run in result.runs]
