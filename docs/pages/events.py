@@ -87,7 +87,8 @@ STATED = {
     "global_batch_size, gradient_accumulation_steps": ("settings", "the counted samples of each epoch"),
     "train_samples, eval_samples": (
         "the data set's manifest",
-        "samples are counted over ranks in each epoch and evaluation; a difference ends the run. Rule `metric-share`",
+        "a split that opens with another number is refused; samples are counted over ranks in each epoch and evaluation, and a "
+        "difference ends the run. Rule `metric-share`",
     ),
     "samples_count (metadata)": ("steps × global batch", "the counted samples, as above"),
     "data_manifest": ("the manifest's bytes", "`data_verified`, where the run read all files"),

@@ -23,10 +23,11 @@ from mlhpc.suite import VERSION
 from mlhpc.suite.card import read_reference_courses, render_baselines
 from mlhpc.suite.config import RunConfig, choose_default_data_root
 from mlhpc.suite.data.build import find_data
-from mlhpc.suite.data.manifest import Manifest, Verification, verify_shards
+from mlhpc.suite.data.manifest import Manifest, Verification, read_manifest, verify_shards
 from mlhpc.suite.data.sampling import check_batch, count_steps_per_epoch
 from mlhpc.suite.data.staging import StagingReport, create_own_world, stage
 from mlhpc.suite.documents import convert_to_plain_data
+from mlhpc.suite.errors import InputError
 from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line
 from mlhpc.suite.log import mllog
@@ -77,6 +78,16 @@ def verify_source(
     # Staging compares what arrives on each node, so the source need not be read twice.
     staged = config.staging.directory is not None and not config.staging.overlap
     return verify_shards(root, manifest.shards, world, tick) if config.verify_data and not staged else None
+
+
+def _require_all_samples(found: int, root: Path, split: str) -> None:
+    """Raise InputError unless a data set has the samples that its manifest states, as the log does."""
+    stated = read_manifest(root).samples(split)
+    if found != stated:
+        raise InputError(
+            f"{root / split}: the workload's dataset() has {found:,} samples, the manifest {stated:,}; take all, or "
+            "generate data with as many as are taken"
+        )
 
 
 class RunData:
@@ -162,6 +173,7 @@ class RunData:
                 # With a plan that splits samples, this rank reads only its part of each.
                 slabs = self._parallel.slabs(evaluation=split != "train")
                 dataset = cut(self._workload.dataset(split, self._root), slabs)
+                _require_all_samples(len(dataset), self._root, split)
             except (ValueError, OSError) as caught:
                 error = caught
             self._world.check_together(error)

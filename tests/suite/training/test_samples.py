@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mlhpc.suite.data.manifest import read_manifest
 from mlhpc.suite.data.sampling import list_eval_batches, list_train_batches
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.loop import require_samples
+from mlhpc.suite.training.parallel.mesh import Mesh
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
+from mlhpc.suite.training.trial import RunData
+from mlhpc.suite.world import World
 from tests.fixtures.thread_ranks import Holding, on_holders
 
 Parts = list[NDArray[np.int64]]
@@ -66,3 +74,21 @@ def test_every_sample_is_taken_as_often_as_it_should(kind: str, fault: Fault | N
 
         said = on_holders(size, 1, judge)
         assert all(text.startswith("epoch 1: ") == (fault is not None) for text in said), said
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_data_set_of_a_part_of_its_split_is_refused(data: Path, split: str) -> None:
+    whole = {name: read_manifest(data).samples(name) for name in ("train", "validation")}
+    config = SimpleNamespace(staging=SimpleNamespace(directory=None), verify_data=False)
+    session: Any = SimpleNamespace(
+        plan=SimpleNamespace(config=config), world=World.create(None), log=None, log_data=lambda *_: None
+    )
+
+    def open_with(taken: int) -> None:
+        workload: Any = SimpleNamespace(dataset=lambda name, root: range({**whole, split: taken}[name]))
+        RunData(session, workload, data, Parallel(Mesh(0, 1))).open_or_stage(None)
+
+    open_with(whole[split])
+    for taken in (0, 1, whole[split] // 10, whole[split] // 2, whole[split] - 1, whole[split] + 1, 2 * whole[split]):
+        with pytest.raises(InputError, match=f"{split}: the workload's dataset.. has {taken} samples, the manifest"):
+            open_with(taken)
