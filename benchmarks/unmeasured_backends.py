@@ -3,7 +3,8 @@
     python benchmarks/unmeasured_backends.py
 
 Training passes on one thread, back ends by turns, least of three after a first one. Rows of experts grow linearly up to
-``load`` times their mean. A number is the time over the best of the row. Kept bytes are those of activations.
+``load`` times their mean. A number is the time over the best of the row; `auto` is that of the back end that the rule takes.
+Kept bytes are those of activations.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mlhpc.workloads.moe.config import Activation
-from mlhpc.workloads.moe.experts import Experts, run_experts
+from mlhpc.workloads.moe.experts import Experts, choose_unmeasured_backend, run_experts
 
 SHAPES: tuple[tuple[int, int, int, int, int, Activation], ...] = (  # experts, k, tokens, width, hidden width
     (64, 2, 512, 128, 256, "relu"),
@@ -66,7 +67,7 @@ def main() -> None:
     only_bytes = parser.parse_args().bytes
     torch.set_num_threads(1)
     what = ["kept bytes per token: " + ", ".join(NAMES)]
-    what = what if only_bytes else [*NAMES, "best [ms]", *what]
+    what = what if only_bytes else [*NAMES, "auto", "best [ms]", *what]
     print("| experts | k | tokens | model | hidden | load |", " | ".join(what), "|")
     print("|" + " --- |" * (6 + len(what)))
     for experts, top_k, tokens, width, hidden, activation in SHAPES:
@@ -88,7 +89,8 @@ def main() -> None:
             if not only_bytes:
                 least = measure_seconds(runs)
                 best = min(least.values())
-                cells = [*(f"{least[name] / best:.2f}" for name in NAMES), f"{1e3 * best:.1f}", kept]
+                auto = choose_unmeasured_backend(rows_ND, weights).for_load(rows_E, len(rows_ND))
+                cells = [f"{least[name] / best:.2f}" for name in (*NAMES, auto)] + [f"{1e3 * best:.1f}", kept]
             print(
                 f"| {experts} | {top_k} | {tokens} | {width} | {hidden} | {load} |", " | ".join(cells), "|", flush=True
             )

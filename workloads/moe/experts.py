@@ -30,6 +30,7 @@ ONEDNN_ROWS = 8  # oneDNN compiles a kernel per shape, 0.4 ms each, so the numbe
 GROUPED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # padded rows over rows up to which a GPU multiplies all experts at once: 2.2 times as fast as 16 experts in turn
 PADDED_UP_TO = 1.5
+NEARLY_EVEN = 1.05  # padded rows over rows, up to which bmm is the best on a CPU where nothing was measured
 READ_ON_HOST = ("loop", "onednn", "bmm")
 NO_MARKER = NoMarker()
 
@@ -195,14 +196,16 @@ def choose_unmeasured_backend(rows_ND: Tensor, weights: Weights) -> SelectedBack
     """Return the back end to use without measuring.
 
     On a GPU: grouped_mm in bfloat16, else bmm if it pads little; torch has GPU kernels for bfloat16 only, and for other
-    types grouped_mm reads the counts in every call. On a CPU: grouped_mm where it can, which takes at most 1.16 times
-    as long as the best back end in 24 loads of 6 shapes; otherwise the loop.
+    types grouped_mm reads the counts in every call. On a CPU: grouped_mm where it can, bmm for even loads (docs/moe.md
+    has how near that is to the best); otherwise the loop.
     """
     grouped = explain_grouped_problem(rows_ND, weights) is None
     if rows_ND.is_cuda and (rows_ND.dtype != torch.bfloat16 or not grouped):
         return SelectedBackend("loop", "bmm", PADDED_UP_TO)
     # Without values, as `mlhpc plan` computes, torch knows the shapes of bfloat16 only
-    return SelectedBackend("grouped_mm" if grouped and has_values(rows_ND) else "loop")
+    if not grouped or not has_values(rows_ND):
+        return SelectedBackend("loop")
+    return SelectedBackend("grouped_mm") if rows_ND.is_cuda else SelectedBackend("grouped_mm", "bmm", NEARLY_EVEN)
 
 
 def find_host_read(backend: Backend | SelectedBackend, *, counts_known: bool, bfloat16: bool) -> str | None:

@@ -23,7 +23,14 @@ from mlhpc.workloads.moe.backend_selection import (
     select_backend,
 )
 from mlhpc.workloads.moe.config import MoEConfig
-from mlhpc.workloads.moe.experts import BACKENDS, ExpertBackend, SelectedBackend, register, run_experts
+from mlhpc.workloads.moe.experts import (
+    BACKENDS,
+    ExpertBackend,
+    SelectedBackend,
+    choose_unmeasured_backend,
+    register,
+    run_experts,
+)
 from mlhpc.workloads.moe.layer import MoELayer
 
 CPU = torch.device("cpu")
@@ -244,6 +251,15 @@ def test_a_choice_computes_what_the_loop_does(text: str) -> None:
         assert chosen is not None
         found, wanted = (run_experts(rows, rows_E, weights, "gelu", each) for each in (chosen, "loop"))
         torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_where_nothing_was_measured_a_cpu_pads_even_loads_alone() -> None:
+    rows, weights = _inputs(SHAPE, CPU)
+    rule = choose_unmeasured_backend(rows, weights)
+    assert rule.for_load(make_even_rows(len(rows), 4), len(rows)) == "bmm"
+    assert rule.for_load(make_uneven_rows(len(rows), 4), len(rows)) == "grouped_mm"
+    assert SelectedBackend.parse(str(rule)) == rule
+    assert str(choose_unmeasured_backend(*_inputs(replace(SHAPE, dtype=torch.float64), CPU))) == "loop"
 
 
 def test_a_choice_that_cannot_multiply_the_rows_gives_way_to_the_rule() -> None:
