@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from hashlib import blake2b
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,11 +19,18 @@ from torch import Tensor, nn
 
 from mlhpc.suite.training.parallel.fsdp import states_of
 from mlhpc.suite.training.parallel.layout import find_away, slices, stages_of
+from mlhpc.suite.workload import Dataset
 from mlhpc.suite.world import World
+
+if TYPE_CHECKING:
+    from mlhpc.suite.workload import Batch
 
 MOST_STEPS = 256  # of a block, whose losses are compared with those of the block before
 FEWEST_STEPS = 12
 MEASURED_STEPS = 16  # of a block, in which the gradients' norm is measured
+MARKED_VALUES = 512  # of a sample's tensor, by which it is told from others
+MOST_MARKS = 1 << 16  # that are compared
+LEAST_OWN = 0.9  # of samples; public data sets repeat a few per cent
 
 
 class CourseMeter:
@@ -86,3 +95,50 @@ class CourseMeter:
                 found["loss_repeat"] = statistics.correlation(changes, self._before)
         self._losses, self._norms, self._before = [], [], changes
         return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+class MarkedData:
+    """A data set that finds samples which are copies of others: a split read in part and repeated takes every index.
+
+    Only tensors whose first dimension is the sample count; without one nothing is said. Loading threads may share it.
+    """
+
+    def __init__(self, data: Dataset) -> None:
+        self._data = data
+        self._marks: dict[int, int] = {}  # by sample
+        self._most = min(1.0, MOST_MARKS / max(1, len(data))) * 2.0**64  # of marks that are kept
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def load(self, indices: Sequence[int] | NDArray[np.int64], *, seed: int, epoch: int) -> Batch:
+        """Load samples, and mark each."""
+        batch = self._data.load(indices, seed=seed, epoch=epoch)
+        for index, mark in zip(np.asarray(indices).tolist(), _mark_samples(batch, len(indices)), strict=False):
+            if mark < self._most:
+                self._marks[index] = mark
+        return batch
+
+    def find_copies(self, world: World, *, counts: bool = True) -> str | None:
+        """Say how many samples have content of their own, if they are few. All ranks call it.
+
+        ``counts``: this rank's samples are not those of another.
+        """
+        every = world.allgather(self._marks if counts else {}, dict[int, int])
+        marks = {index: mark for part in every for index, mark in part.items()}
+        own = len(set(marks.values()))
+        if own >= LEAST_OWN * len(marks):
+            return None
+        return f"of {len(marks):,} samples only {own:,} differ: the data repeat, or load() gives other samples' content"
+
+
+def _mark_samples(batch: Batch, samples: int) -> list[int]:
+    """Compute a number from some values of each sample of a batch; none if no tensor's first dimension is the sample."""
+    rows = []
+    for tensor in batch.values():
+        if tensor.ndim and len(tensor) == samples and tensor.numel():
+            values = tensor.reshape(samples, -1)
+            values = values[:, :: max(1, values.shape[1] // MARKED_VALUES)].contiguous()
+            rows.append(values.view(torch.uint8).numpy())
+    digests = (blake2b(b"".join(row[at].tobytes() for row in rows), digest_size=8) for at in range(samples))
+    return [int.from_bytes(each.digest(), "big") for each in digests] if rows else []

@@ -33,7 +33,7 @@ from mlhpc.suite.plugins import load_axis
 from mlhpc.suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, StepDecision, StopAgreement
 from mlhpc.suite.training.batch_loading import BatchCopier, has_no_idle_core, load_with_prefetch
 from mlhpc.suite.training.checkpoint import Checkpoint, CheckpointSaver
-from mlhpc.suite.training.course import CourseMeter
+from mlhpc.suite.training.course import CourseMeter, MarkedData
 from mlhpc.suite.training.cuda_graphs import Capture, CudaCapture, StepGraphs, find_graph_problem
 from mlhpc.suite.training.gradient_exchange import register_exchange_timing
 from mlhpc.suite.training.instrument import CollectiveCounter
@@ -203,7 +203,8 @@ class Trainer:
 
     def train_block(self, block: int, first_step: int, watch: StopAgreement) -> TrainingOutcome | None:
         """Train up to the next evaluation. Returns an Outcome only if training stopped earlier."""
-        data = self.data.train(block)
+        marked = MarkedData(self.data.train(block)) if block == 1 and first_step == 0 else None
+        data = self.data.train(block) if marked is None else marked
         label = self.epoch_num(block)
         per_epoch = count_steps_per_epoch(len(data), self.config.global_batch_size)
         steps = self._steps_per_block = self.size_card.eval_every_steps or per_epoch
@@ -234,7 +235,14 @@ class Trainer:
         self.records.log_course(self._course.take(self.world, first_step, order), label, done)
         expected = [item.indices for item in self._plan(len(data), per_epoch, *place, alone=True)]
         require_samples(self.world, seen if self.shared.counts else [], expected, f"training of epoch {label}")
+        self._warn_of_copies(marked, f"training of epoch {label}")
         return None
+
+    def _warn_of_copies(self, marked: MarkedData | None, what: str) -> None:
+        """Say it if samples are copies of others. All ranks call it."""
+        copies = None if marked is None else marked.find_copies(self.world, counts=self.shared.counts)
+        if copies is not None:
+            self.say(f"warning: {what}: {copies}")
 
     def batches(self, data: Dataset, begin: int, end: int) -> Iterator[tuple[PlannedBatch, Batch]]:
         """Load this rank's batches for the global steps ``begin`` to ``end`` (excluded) onto its device."""
@@ -380,12 +388,13 @@ class Trainer:
         self.log.start(mllog.EVAL, metadata=where)
         begin = time.perf_counter()
         self.progress.enter(f"evaluation of epoch {label}")
+        marked = MarkedData(self.data.validation(block)) if block == 1 else None
         with self.state.evaluated() as model:
             self.workload.before_evaluation(model, self._alike)
             metrics = run_evaluation(
                 self.workload,
                 model,
-                self.data.validation(block),
+                self.data.validation(block) if marked is None else marked,
                 self.config,
                 self.world,
                 self.device,
@@ -401,6 +410,7 @@ class Trainer:
         threshold = self.target.threshold
         shown = f"{render_metric_value(value, threshold)} (target {threshold:g}), {self._throughput:,.0f} samples/s"
         self.say(f"epoch {label}: {self.target.metric_name} {shown}")
+        self._warn_of_copies(marked, f"evaluation of epoch {label}")
         return value
 
 

@@ -10,11 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mlhpc.suite.data.manifest import read_manifest
 from mlhpc.suite.data.sampling import list_eval_batches, list_train_batches
 from mlhpc.suite.errors import InputError
+from mlhpc.suite.training import course
+from mlhpc.suite.training.course import MarkedData
 from mlhpc.suite.training.loop import require_samples
 from mlhpc.suite.training.parallel.mesh import Mesh
 from mlhpc.suite.training.parallel.parallel_dims import Parallel
@@ -92,3 +96,55 @@ def test_a_data_set_of_a_part_of_its_split_is_refused(data: Path, split: str) ->
     for taken in (0, 1, whole[split] // 10, whole[split] // 2, whole[split] - 1, whole[split] + 1, 2 * whole[split]):
         with pytest.raises(InputError, match=f"{split}: the workload's dataset.. has {taken} samples, the manifest"):
             open_with(taken)
+
+
+class Repeating:
+    """100 samples, of which some are given the content of others."""
+
+    def __init__(self, change: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> None:
+        self._change, self._values = change, torch.randn(100, 3, 700, generator=torch.Generator().manual_seed(1))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def load(self, indices: Any, *, seed: int, epoch: int) -> dict[str, Tensor]:
+        chosen = self._change(np.asarray(indices))
+        return {"x": self._values[chosen].bfloat16(), "y": torch.from_numpy(chosen % 3), "batch": torch.zeros(99, 9)}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("change", "own"),
+    [
+        (lambda at: at, None),
+        (lambda at: np.where(at < 5, 9, at), None),
+        (lambda at: at % 50, 50),
+        (lambda at: at % 10, 10),
+        (lambda at: np.where(at < 40, 9, at), 61),
+        (lambda at: 0 * at, 1),
+    ],
+)
+def test_samples_with_the_content_of_others_are_told(size: int, change: Any, own: int | None) -> None:
+    def find(holding: Holding) -> str | None:
+        data = MarkedData(Repeating(change))
+        for part in list_eval_batches(len(data), 7, rank=holding.mesh.rank, size=size):
+            data.load(part, seed=1, epoch=0)
+        return data.find_copies(holding.world)
+
+    said = on_holders(size, 1, find)
+    assert [text and text.split(":")[0] for text in said] == [own and f"of 100 samples only {own} differ"] * size
+
+
+def test_of_many_samples_some_are_marked_and_without_a_tensor_per_sample_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(course, "MOST_MARKS", 50)
+    found = []
+    for change in (lambda at: at % 10, lambda at: at):
+        data = MarkedData(Repeating(change))
+        data.load(np.arange(100), seed=1, epoch=0)
+        found.append(data.find_copies(World.create(None)))
+    assert str(found[0]).endswith("differ: the data repeat, or load() gives other samples' content")
+    assert found[1] is None
+    bare = MarkedData(Repeating(lambda at: at))
+    monkeypatch.setattr(Repeating, "load", lambda *_, **__: {"x": torch.zeros(3, 4)})
+    bare.load(np.arange(100), seed=1, epoch=0)
+    assert bare.find_copies(World.create(None)) is None
