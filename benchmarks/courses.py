@@ -143,6 +143,7 @@ def train(name: str, size: str, fault: type[Fault], data: Path, seed: int, path:
         log.event(key, value)
     log.start(mllog.RUN)
     loop = trainer(Broken(workload, planted), config, world, log, *shown, seed=seed)  # type: ignore[arg-type]
+    loop.say = lambda text: print(f"{name} {size} {fault.name} {seed}: {text}") if text.startswith("warning") else None
     target: Target = card.target(size)
     orders = (
         mock.patch.object(loop_module, "list_train_batches", in_own_order) if fault is NeverShuffled else nullcontext()
