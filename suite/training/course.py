@@ -139,6 +139,6 @@ def _mark_samples(batch: Batch, samples: int) -> list[int]:
         if tensor.ndim and len(tensor) == samples and tensor.numel():
             values = tensor.reshape(samples, -1)
             values = values[:, :: max(1, values.shape[1] // MARKED_VALUES)].contiguous()
-            rows.append(values.view(torch.uint8).numpy())
+            rows.append(values.view(torch.uint8).cpu().numpy())
     digests = (blake2b(b"".join(row[at].tobytes() for row in rows), digest_size=8) for at in range(samples))
     return [int.from_bytes(each.digest(), "big") for each in digests] if rows else []
