@@ -45,6 +45,7 @@ TITLE = "Convergence"
 MOST_NAMED = 6  # results that the answer names
 MOST_PROBLEMS = 4  # of which it gives the epochs by batch
 MOST_CURVES, MOST_RUNS = 6, 10  # results with curves, and runs of each
+SAMPLED = "ranked, of several courses"
 BATCH_GROUP = (*PROBLEM_COLUMNS, "division", "rounds", "training samples")  # where epochs mean the same
 NOT_BATCH = 1.1  # times as many epochs at a smaller or equal batch: more than the batch explains
 MANY_RESULTS = 12  # results, of which only one's own have curves: those of four public rounds would be 2 MB of a page
@@ -184,17 +185,21 @@ def build_batch_table(study: Study) -> pd.DataFrame:
             "epochs to target, mean": frame["epochs_to_target.mean"],
             "epochs to target, std": frame["epochs_to_target.std"],
             "n": frame["n_averaged"],
+            SAMPLED: frame["group"].isin(study.sampled["group"]),
             **_references(frame),
         },
     )
 
 
 def render_batch_answer(study: Study) -> Answer:
-    """Give the epochs at both ends of the batches of each problem, where the data and the rules are the same."""
+    """Give the epochs at both ends of the batches of each problem, where the data and the rules are the same.
+
+    Results that are not ranked or repeat one course say little of how epochs vary: the answer is without them.
+    """
     sentences, alone = [], []
-    for (benchmark, size, division, rounds, samples), rows in build_batch_table(study).groupby(
-        list(BATCH_GROUP), sort=True, dropna=False
-    ):
+    table = build_batch_table(study)
+    table = table[table[SAMPLED]] if table[SAMPLED].any() else table
+    for (benchmark, size, division, rounds, samples), rows in table.groupby(list(BATCH_GROUP), sort=True, dropna=False):
         title = f"{render_short_heading(benchmark, size, '')} · {division} · {rounds} · {samples:,.0f} samples"
         ends = [rows[rows["global batch"] == end] for end in (rows["global batch"].min(), rows["global batch"].max())]
         if ends[0].index.equals(ends[1].index):
@@ -314,7 +319,8 @@ VIEWS = (
             needs="a second batch size",
         ),
         "Mean epochs to target with standard deviation; the open division may change the algorithm. The dashed "
-        "line joins the reference's convergence points at the same batch sizes.",
+        "line joins the reference's convergence points at the same batch sizes. The answer is of results that may be "
+        "ranked and whose runs do not all repeat one course.",
         build_batch_table, render_batch_answer, draw_batch_chart, partial(varies, column="global batch", by=BATCH_GROUP),
     ),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import altair as alt
@@ -17,6 +18,7 @@ from mlhpc.analysis.drawing.charts import (
 )
 from mlhpc.analysis.drawing.view import (
     CHOOSE_SYSTEMS,
+    FAR_APART,
     Answer,
     Question,
     View,
@@ -60,18 +62,26 @@ def render_size_answer(study: Study) -> Answer:
         rows, without = (scored, "") if len(scored) else (rows, ", none with a score")
         fast = rows.sort_values(["run_s.mean", "label"]).iloc[0]
         ordered = rows.sort_values(["hours", "label"]).groupby(["device", "one"], sort=True)
-        few = [same.iloc[0] for _, same in ordered if len(same) > 1]  # hours of unlike devices say nothing together
+        # Hours of unlike devices say nothing together. Of nearly equal ones the fastest is named, with its own hours
+        few = [_choose_cheap(same) for _, same in ordered if len(same) > 1]
         named = [f"fastest {fast['label']} ({render_seconds(fast['run_s.mean'])})"]
         alike = rows["device"].nunique() == 1
         of = f" of {fast['device']}" if alike else ""
         named += [
-            f"fewest {_name_hours(row, alike=alike)} {row['label']} ({render_number(row['hours'])} h{of})"
-            for row in few
+            f"{nearly}fewest {_name_hours(row, alike=alike)} {row['label']} ({render_number(row['hours'])} h{of})"
+            for row, nearly in few
         ]
         sentences.append(Answer(f"{short}: {', '.join(named)}{_cheapest(study, rows)}{without}", rows.index))
     return join_statements(
         sentences or ["no two of these results may be ranked against each other: other divisions, rules or data"]
     )
+
+
+def _choose_cheap(rows: pd.DataFrame) -> tuple[pd.Series, str]:
+    """Choose the fastest of the results whose hours are near the fewest, and say so if it is another."""
+    fewest = rows["hours"].min()
+    row = rows[rows["hours"] < FAR_APART * fewest].sort_values(["run_s.mean", "label"]).iloc[0]
+    return row, "nearly the " * bool(row["hours"] > fewest)
 
 
 def draw_size_chart(table: pd.DataFrame) -> Chart:
@@ -103,10 +113,10 @@ def build_cost_table(study: Study) -> pd.DataFrame:
 
 
 def render_cost_answer(study: Study) -> Answer:
-    """Name the Pareto front of each task, and without prices of each device."""
+    """Name the Pareto front of each task, and without prices of each device: each saves enough against the one before."""
     frame = _select_with_price(study).reset_index(drop=True)  # the rows of the table
     sentences = [
-        Answer(f"{short}{which}: {', '.join(rows.loc[rows['front']].sort_values('run_s.mean')['label'])}", rows.index)
+        Answer(f"{short}{which}: {', '.join(_list_trades(rows))}", rows.index)
         for _, short, alike in group_tasks(frame)
         for paid_in, rows in alike.groupby("paid_in", sort=True)
         if len(rows) > 1
@@ -117,6 +127,16 @@ def render_cost_answer(study: Study) -> Answer:
     answer = Answer(f"best trades of time for {unit} among ranked results of one device: {said}{_unpriced(study)}")
     answer.parts = said.parts
     return answer
+
+
+def _list_trades(rows: pd.DataFrame) -> list[str]:
+    """List the labels of a front, the fastest first, without those that cost nearly as much as a faster one."""
+    named: list[str] = []
+    least = math.inf
+    for row in rows[rows["front"]].sort_values("run_s.mean").to_dict("records"):
+        if row["paid"] * FAR_APART < least:
+            named, least = [*named, str(row["label"])], row["paid"]
+    return named
 
 
 def draw_cost_chart(table: pd.DataFrame) -> Chart:
@@ -316,9 +336,9 @@ VIEWS = (
         "Time to train against the cost of one run: its machine hours times the prices given with --price; without "
         "prices the hours of accelerators, processors, nodes, cores or ranks themselves (what varies), in a panel for "
         "each kind of device, because hours of unlike devices are not the same money. Further left is faster, lower is "
-        "cheaper; a line joins the results that no other of their division and rounds beats in both. Results without a "
-        "score are shown only where no other "
-        "has one.",
+        "cheaper; a line joins the results that no other of their division and rounds beats in both. The answer leaves "
+        "out those that cost less than 5 % less than a faster one. Results without a score are shown only where no "
+        "other has one.",
         build_cost_table, render_cost_answer, draw_cost_chart, _has_choice,
     ),
     View(

@@ -111,6 +111,17 @@ def test_unlike_divisions_are_no_scaling_series(tmp_path: Path, package: Build, 
     assert "unlike divisions" in list_views()["waterfall"].answer(asked)
 
 
+def test_epochs_of_batches_are_told_of_results_that_may_be_ranked(
+    tmp_path: Path, package: Build, cards: dict[str, Card]
+) -> None:
+    for system in ("a", "b", "c"):
+        package(tmp_path / "hpc_results_v9.9", system=system, submitter=system, errors=(0.1,))
+    study = read_study([tmp_path / "hpc_results_v9.9"], cards)
+    study = replace(study, results=study.results.assign(global_batch_size=[32, 64, 128], not_ranked=[None, None, "x"]))
+    assert "batch 32: 1 epochs (1 result), 64: 1 epochs" in list_views()["epochs_and_batch"].answer(study)
+    assert list_views()["epochs_and_batch"].table(study)["global batch"].max() == 128
+
+
 @pytest.mark.parametrize("certain", [False, True])
 def test_a_share_of_scaling_that_may_be_chance_says_so(
     tmp_path: Path, package: Build, log: Build, cards: dict[str, Card], certain: bool

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
 from mlhpc.analysis.commands.report import report
 from mlhpc.analysis.figures import list_views
+from mlhpc.analysis.figures.time_and_cost import _choose_cheap, _list_trades
 from mlhpc.analysis.results.index import read_prices
 from mlhpc.analysis.study import NotAnswerableError, read_study
 from mlhpc.suite.card import Card
@@ -96,3 +98,13 @@ def test_a_price_of_a_device_that_no_result_has_is_told() -> None:
     (text,) = prices.without_result(["A100", "A100", "V100"])
     assert text == "--price: no result has the device 'H100'; devices here: A100, V100"
     assert prices.without_result(["A100", "H100"]) == []
+
+
+@pytest.mark.parametrize(("dear", "named"), [(100.0, ["quick"]), (104.0, ["quick"]), (110.0, ["quick", "slow"])])
+def test_what_hardly_saves_is_no_trade_and_not_called_the_cheapest(dear: float, named: list[str]) -> None:
+    """ABCI's 294 V100 hours and HAL's 283 in 7.8 times the time differ by less than their runs do."""
+    rows = pd.DataFrame({"label": ["slow", "quick"], "run_s.mean": [8.0, 1.0], "paid": [100.0, dear], "front": True})
+    assert _list_trades(rows) == named
+    chosen, nearly = _choose_cheap(rows.assign(hours=rows["paid"]))
+    assert chosen["label"] == named[-1]
+    assert nearly == ("nearly the " if dear == 104.0 else "")
