@@ -314,7 +314,7 @@ def _explain_factor(row: pd.Series, name: str) -> str:
     less, what = words[name]
     a_s, b_s = row[f"{STAGED_BEFORE} from"], row[f"{STAGED_BEFORE} to"]
     if name == "staging" and abs(b_s - a_s) > 1 and (row[name] > 1) == (b_s > a_s):  # moved, not saved
-        what += f", but {b_s:.3g} s against {a_s:.3g} s before it"
+        what += f", but {render_seconds(b_s)} against {render_seconds(a_s)} before it"
     again = [str(row[end]) for end in ("from", "to") if name == "epochs" and row[f"repeats {end}"]]
     but = f"; runs of {' and '.join(again)} repeat courses, which the interval does not know" if again else ""
     return f"{less if row[name] > 1 else 'more'} {what}: {value} times as fast{ends}{but}"

@@ -151,7 +151,7 @@ def build_models_table(study: Study) -> pd.DataFrame:
 
 
 def render_models_answer(study: Study) -> Answer:
-    """Name the most models per minute of each task, and those that are not ranked with more."""
+    """Name the most models per minute of each task, and what is not ranked but trains more."""
     sentences = []
     frame = _select_with_models(study).reset_index(drop=True)  # the rows of the table
     for _, short, rows in group_tasks(frame):

@@ -130,7 +130,7 @@ def render_cost_answer(study: Study) -> Answer:
 
 
 def _list_trades(rows: pd.DataFrame) -> list[str]:
-    """List the labels of a front, the fastest first, without those that cost nearly as much as a faster one."""
+    """List the labels of a front, the fastest first, without what costs nearly as much as a faster one."""
     named: list[str] = []
     least = math.inf
     for row in rows[rows["front"]].sort_values("run_s.mean").to_dict("records"):

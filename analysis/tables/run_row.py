@@ -65,11 +65,14 @@ class EpochCount:
     def of_run(self, line: Timeline, epochs: Sequence[Interval], evals: Sequence[Evaluation]) -> float | None:
         """Compute the epochs that the run's training time was spent on: those of the last evaluation.
 
-        If evaluations overlap training, they are all blocks that began: the last ones were never evaluated. Of one that
-        run_stop cut, the part counts that it ended: its time is in the run, too.
+        If evaluations overlap training, they are all epochs that began: the last ones were never evaluated. So the
+        published analyses count. Of a block of samples that run_stop cut, the part counts that it ended: its time is in
+        the run, too.
         """
         if not any(each.overlaps_training for each in line.evals):
             return self.at(evals[-1]) if evals else None
+        if not self.samples_per_epoch:
+            return float(len(epochs))
         finished = [each.stop_s - each.start_s for each in epochs if each.stop_s is not None]
         usual_s = statistics.median(finished) if finished else math.inf
         blocks = 0.0
@@ -77,8 +80,6 @@ class EpochCount:
             length_s = usual_s if each.stop_s is None else each.stop_s - each.start_s
             left_s = math.inf if line.run_s is None else line.run_s - each.start_s
             blocks += min(1.0, left_s / length_s) if length_s > 0 else 1.0
-        if not self.samples_per_epoch:
-            return blocks
         numbers = [each.number for each in line.epochs if each.number is not None]
         samples = statistics.median(later - earlier for earlier, later in pairwise(numbers))
         return blocks * samples / self.samples_per_epoch

@@ -371,7 +371,7 @@ def test_seeds_that_are_the_time_are_all_so(late: int, found: int) -> None:
         )
         for number in range(5)
     ]
-    shown: Any = SimpleNamespace(runs=runs, pruned=(), system=None, weak=False)
+    shown: Any = SimpleNamespace(runs=runs, pruned=(), system=None, weak=False, run_units=8, total_units=None)
     assert len([*check_seed_distinct.check(shown)]) == found
 
 
@@ -381,7 +381,7 @@ def test_instances_have_numbers_of_their_own(instances: list[int], found: int) -
         SimpleNamespace(path=Path(f"{n}.txt"), run_start_s=1e9, seed=n, instance=i, compute_units=8)
         for n, i in enumerate(instances)
     ]
-    shown: Any = SimpleNamespace(runs=runs, pruned=(), system=None, weak=True)
+    shown: Any = SimpleNamespace(runs=runs, pruned=(), system=None, weak=True, run_units=8, total_units=None)
     assert len([*check_seed_distinct.check(shown)]) == found
 
 
