@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 LARGEST_MESSAGE = 2**31  # bytes
 SPIN_S = 1e-4  # for which to look for the other ranks without a pause: twice what going to sleep and waking takes
 PAUSES_S = 1e-6, 2e-3  # the first and the longest between two looks for the other ranks
+FORWARD_S = 0.2  # in which mpiexec forwards what a rank has printed: after an abort MPICH's prints no more
 
 
 class Transport(Protocol):
@@ -121,7 +122,8 @@ class MpiTransport:
         return MpiTransport(self._comm.Split(color, self.rank))
 
     def abort(self, code: int) -> None:
-        """End every rank at once."""
+        """End every rank."""
+        time.sleep(FORWARD_S)
         self._comm.Abort(code)
 
 
