@@ -295,9 +295,11 @@ def test_the_limit_for_the_first_rank_is_a_setting() -> None:
         with pytest.raises(InputError, match="MLHPC_LISTEN_S=.*: expected seconds, such as 300"):
             read_listen_limit_s({"MLHPC_LISTEN_S": given})
     said = r"Connection refused.*MLHPC_LISTEN_S sets another limit than 0.5 s"
-    with socket.socket() as bound, pytest.raises(ConnectionError, match=said):
+    with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # kept, so that no other test gets the port, but nobody listens
-        verify_connection("127.0.0.1", bound.getsockname()[1], here="b", there="a", listen_s=0.5)
+        port = bound.getsockname()[1]
+        with pytest.raises(ConnectionError, match=said):
+            verify_connection("127.0.0.1", port, here="b", there="a", listen_s=0.5)
 
 
 def test_two_hosts_meet_by_the_schedulers_names(two_hosts: tuple[list[str], list[str]]) -> None:
