@@ -203,8 +203,9 @@ class Trainer:
 
     def train_block(self, block: int, first_step: int, watch: StopAgreement) -> TrainingOutcome | None:
         """Train up to the next evaluation. Returns an Outcome only if training stopped earlier."""
-        marked = MarkedData(self.data.train(block)) if block == 1 and first_step == 0 else None
-        data = self.data.train(block) if marked is None else marked
+        data = self.data.train(block)
+        marked = MarkedData(data) if block == 1 and first_step == 0 else None
+        data = data if marked is None else marked
         label = self.epoch_num(block)
         per_epoch = count_steps_per_epoch(len(data), self.config.global_batch_size)
         steps = self._steps_per_block = self.size_card.eval_every_steps or per_epoch
@@ -388,13 +389,14 @@ class Trainer:
         self.log.start(mllog.EVAL, metadata=where)
         begin = time.perf_counter()
         self.progress.enter(f"evaluation of epoch {label}")
-        marked = MarkedData(self.data.validation(block)) if block == 1 else None
+        data = self.data.validation(block)
+        marked = MarkedData(data) if block == 1 else None
         with self.state.evaluated() as model:
             self.workload.before_evaluation(model, self._alike)
             metrics = run_evaluation(
                 self.workload,
                 model,
-                self.data.validation(block) if marked is None else marked,
+                data if marked is None else marked,
                 self.config,
                 self.world,
                 self.device,

@@ -23,7 +23,7 @@ from mlhpc.suite import VERSION
 from mlhpc.suite.card import read_reference_courses, render_baselines
 from mlhpc.suite.config import RunConfig, choose_default_data_root
 from mlhpc.suite.data.build import find_data
-from mlhpc.suite.data.manifest import Manifest, Verification, read_manifest, verify_shards
+from mlhpc.suite.data.manifest import Manifest, Verification, verify_shards
 from mlhpc.suite.data.sampling import check_batch, count_steps_per_epoch
 from mlhpc.suite.data.staging import StagingReport, create_own_world, stage
 from mlhpc.suite.documents import convert_to_plain_data
@@ -80,9 +80,9 @@ def verify_source(
     return verify_shards(root, manifest.shards, world, tick) if config.verify_data and not staged else None
 
 
-def _require_all_samples(found: int, root: Path, split: str) -> None:
+def _require_all_samples(found: int, manifest: Manifest, root: Path, split: str) -> None:
     """Raise InputError unless a data set has the samples that its manifest states, as the log does."""
-    stated = read_manifest(root).samples(split)
+    stated = manifest.samples(split)
     if found != stated:
         raise InputError(
             f"{root / split}: the workload's dataset() has {found:,} samples, the manifest {stated:,}; take all, or "
@@ -93,8 +93,10 @@ def _require_all_samples(found: int, root: Path, split: str) -> None:
 class RunData:
     """Opens the splits of a data set, from the data root. Once it is staged, from node-local storage."""
 
-    def __init__(self, session: RunSession, workload: Workload, source: Path, parallel: Parallel) -> None:
-        self._session, self._workload, self._source = session, workload, source
+    def __init__(
+        self, session: RunSession, workload: Workload, source: Path, manifest: Manifest, parallel: Parallel
+    ) -> None:
+        self._session, self._workload, self._source, self._manifest = session, workload, source, manifest
         self._config, self._world, self._log = session.plan.config, session.world, session.log
         self._root, self._parallel = source, parallel
         # The root that a split was opened from tells whether it is still the present one.
@@ -173,7 +175,7 @@ class RunData:
                 # With a plan that splits samples, this rank reads only its part of each.
                 slabs = self._parallel.slabs(evaluation=split != "train")
                 dataset = cut(self._workload.dataset(split, self._root), slabs)
-                _require_all_samples(len(dataset), self._root, split)
+                _require_all_samples(len(dataset), self._manifest, self._root, split)
             except (ValueError, OSError) as caught:
                 error = caught
             self._world.check_together(error)
@@ -354,7 +356,7 @@ class _Trial:
         self._connect()
         workload, state, parameters = self._build()
         self._choose_graphs(workload, state.model)
-        data = RunData(self.session, workload, self.source, self.parallel)
+        data = RunData(self.session, workload, self.source, self.manifest, self.parallel)
         trainer = Trainer(
             plan=self.plan,
             workload=workload,

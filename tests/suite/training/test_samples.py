@@ -82,7 +82,8 @@ def test_every_sample_is_taken_as_often_as_it_should(kind: str, fault: Fault | N
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_data_set_of_a_part_of_its_split_is_refused(data: Path, split: str) -> None:
-    whole = {name: read_manifest(data).samples(name) for name in ("train", "validation")}
+    manifest = read_manifest(data)
+    whole = {name: manifest.samples(name) for name in ("train", "validation")}
     config = SimpleNamespace(staging=SimpleNamespace(directory=None), verify_data=False)
     session: Any = SimpleNamespace(
         plan=SimpleNamespace(config=config), world=World.create(None), log=None, log_data=lambda *_: None
@@ -90,7 +91,7 @@ def test_a_data_set_of_a_part_of_its_split_is_refused(data: Path, split: str) ->
 
     def open_with(taken: int) -> None:
         workload: Any = SimpleNamespace(dataset=lambda name, root: range({**whole, split: taken}[name]))
-        RunData(session, workload, data, Parallel(Mesh(0, 1))).open_or_stage(None)
+        RunData(session, workload, data, manifest, Parallel(Mesh(0, 1))).open_or_stage(None)
 
     open_with(whole[split])
     for taken in (0, 1, whole[split] // 10, whole[split] // 2, whole[split] - 1, whole[split] + 1, 2 * whole[split]):
