@@ -47,8 +47,8 @@ CAPTION = (
     " by the machine. What a part explains is its slope over log time, of log epochs, log seconds per epoch and the"
     " rest, which is staging, the first epoch and other time; the answer names a cause only where its 95 % interval is"
     " above 50 %. The table also splits the variance of log (epochs × seconds per epoch) into both and their"
-    " covariance, and has the direction of the largest spread on log axes (the principal axis): 100 % is along epochs, 0 % along"
-    " seconds per epoch."
+    " covariance, and has the direction of the largest spread on log axes (the principal axis): 100 % is along epochs,"
+    " 0 % along seconds per epoch."
 )
 PARTS = (("run_s", "time to train", BLUE), ("epochs", "epochs", VERMILION), ("tau_s", "seconds per epoch", GREEN))
 CAUSES = ("epochs", "seconds per epoch", "staging and other time")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from mlhpc.analysis.drawing.view import list_timed_runs
 from mlhpc.analysis.figures import list_views
 from mlhpc.analysis.page.issues import CheckedPath, build_tiles
 from mlhpc.analysis.page.summary import build_score_sections
-from mlhpc.analysis.study import Study, read_study
+from mlhpc.analysis.study import NotAnswerableError, Study, read_study
 from mlhpc.suite.card import Card
 from mlhpc.suite.compliance.check import Verdict
 from mlhpc.suite.compliance.rules.base import Finding
@@ -85,7 +86,13 @@ def test_the_throughput_figure_has_the_most_models_first(throughput: Study) -> N
     rows = list_views()["throughput_mode"].table(throughput)
     assert rows["label"].tolist() == ["many", "middle", "few"]
     assert rows["compute units of the system"].tolist() == [160, 48, 4]
-    assert "on 160 compute units (many)" in list_views()["throughput_mode"].answer(throughput)
+    view, names = list_views()["throughput_mode"], throughput.results["name"]
+    assert "on 160 compute units (many)" in view.answer(throughput)
+    reasons = names.map({"many": "NOT compliant"}).where(names == "many", None)
+    passed = replace(throughput, results=throughput.results.assign(not_ranked=reasons))
+    assert re.search(r"\(middle\); more, but not ranked: [\d.]+ \(many\)", view.answer(passed))
+    with pytest.raises(NotAnswerableError):
+        view.table(replace(throughput, results=throughput.results.assign(not_ranked="NOT compliant")))
 
 
 def verdict(path: str, *files: str) -> CheckedPath:
